@@ -1,0 +1,1 @@
+"""The headless core of kvctl: everything but the screen."""

@@ -1,0 +1,1 @@
+"""The kvctl command line; imports nothing heavy until a verb needs it."""

@@ -1,0 +1,1 @@
+"""The one place where commands are carried out and the snapshot is made."""

@@ -1,0 +1,1 @@
+"""kvctld: the controller behind a Unix socket, and its client."""

@@ -1,0 +1,1 @@
+"""Frozen types and pure functions: no I/O, no clock, standard library only."""

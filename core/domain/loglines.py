@@ -1,0 +1,45 @@
+"""SGLang log lines as typed records, by key/value scanning (0.4.0 to 0.5.23)."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class LogKind(StrEnum):
+    """What a line tells."""
+
+    DECODE = "decode"
+    PREFILL = "prefill"
+    RETRACTION = "retraction"
+    STAGE = "stage"
+    READY = "ready"
+    FAILURE = "failure"
+    DRAINING = "draining"
+    ACCESS = "access"
+    UNRECOGNISED = "unrecognised"
+
+
+@dataclass(frozen=True, slots=True)
+class LogRecord:
+    """One line of the log (or one state of a progress bar)."""
+
+    kind: LogKind
+    text: str
+    """The line as shown: control characters removed, cut at 2,000 characters."""
+    number: int | None = None
+    """Line number in the file where known, from 1."""
+    wall: float | None = None
+    """Seconds of the line's own stamp (server's local time), None without one."""
+    rank: str = ""
+    """"TP0", "DP1 TP1", "" on a single GPU."""
+    fields: tuple[tuple[str, float], ...] = ()
+    """Numbers by name: running, tokens, token_usage, generation_tokens_per_s, queued, …"""
+    words: tuple[tuple[str, str], ...] = ()
+    """Words by name: stage, failure class, pool, …"""
+
+    def number_of(self, name: str) -> float | None:
+        """Return a field by name, None where the line has none."""
+        return next((value for key, value in self.fields if key == name), None)
+
+    def word_of(self, name: str) -> str | None:
+        """Return a word by name, None where the line has none."""
+        return next((value for key, value in self.words if key == name), None)

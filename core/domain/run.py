@@ -1,0 +1,117 @@
+"""A run and its partitions as the panel shows them."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from kvctl.core.domain.figures import Figure, unknown
+
+
+class RunState(StrEnum):
+    """Where a run stands."""
+
+    LOADING = "loading"
+    """Inputs are validated, the journal is read."""
+    RUNNING = "running"
+    HOLDING = "holding"
+    """Not sending by itself for a stated reason (restart, disk, errors, no server)."""
+    PAUSED = "paused"
+    """Not sending because the operator, or the policy `pause`, said so."""
+    FINISHED = "finished"
+    FAILED = "failed"
+
+
+class CeilingPolicy(StrEnum):
+    """What is done at the KV ceiling."""
+
+    THROTTLE = "throttle"
+    PAUSE = "pause"
+    NOTIFY = "notify"
+
+
+class PartitionState(StrEnum):
+    """Where a partition stands."""
+
+    WAITING = "waiting"
+    SCOUTED = "scouted"
+    OPEN = "open"
+    DONE = "done"
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """Progress of one partition."""
+
+    name: str
+    state: PartitionState
+    total: int
+    done: int
+    """Accepted responses on disk (fsynced)."""
+    failed: int
+    skipped: int
+    in_flight: int
+    retrying: int
+    tokens: int
+    """Output tokens of the accepted responses."""
+    mean_tokens: float | None
+    """None before the first answer."""
+    p95_tokens: float | None
+    length_capped: int
+    """Answers that ended at max_new_tokens."""
+    effective_tokens_per_s: Figure = unknown("nothing completed in the window")
+    remaining_s: float | None = None
+    """Estimated seconds of this partition's own work; None before it can be known."""
+    is_estimate_rough: bool = True
+    """Only a few answers are known yet: shown with "~"."""
+    weight: float = 1.0
+    max_new_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One generation job over its partitions."""
+
+    name: str
+    path: str
+    """The run file."""
+    output: str
+    """The output folder."""
+    state: RunState
+    state_since: float
+    """Monotonic seconds."""
+    reason: str = ""
+    """Why it holds, is paused or failed, in one sentence."""
+    is_auto: bool = True
+    """AUTO: the throttle law sets the target; else MANUAL."""
+    target: int = 0
+    """Slots: requests that may be in flight now, over all servers."""
+    auto_target: int | None = None
+    """What AUTO would set (shadow while MANUAL)."""
+    in_flight: int = 0
+    policy: CeilingPolicy = CeilingPolicy.THROTTLE
+    pause_above: float = 0.95
+    """Token usage (0..1) above which the policy `pause` stops sending."""
+    resume_below: float = 0.80
+    servers: tuple[str, ...] = ()
+    """URLs."""
+    partitions: tuple[Partition, ...] = ()
+    total: int = 0
+    done: int = 0
+    failed: int = 0
+    skipped: int = 0
+    tokens: int = 0
+    partials: int = 0
+    """Harvested prefixes that will be continued."""
+    partial_tokens: int = 0
+    duplicates: int = 0
+    journal_at: float | None = None
+    """Monotonic seconds of the last fsynced record."""
+    disk_free_bytes: int | None = None
+    remaining_s: float | None = None
+    done_wall: float | None = None
+    """UTC seconds when all is expected to be done."""
+    effective_tokens_per_s: Figure = unknown("nothing completed in the window")
+    mean_answer_s: float | None = None
+    fit_at_mean: float | None = None
+    """Requests that can decode at once at the open partitions' lengths: C*u/k."""
+    held_tokens_mean: float | None = None
+    """k: tokens a running request holds on average, from the lengths seen."""

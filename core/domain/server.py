@@ -1,0 +1,160 @@
+"""One SGLang server as the panel shows it: state, launch facts, start-up stages, failure."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from kvctl.core.domain.figures import Figure, unknown
+
+
+class ServerState(StrEnum):
+    """The health of a server; `/health` alone decides nothing."""
+
+    STARTING = "starting"
+    IDLE = "idle"
+    DECODING = "decoding"
+    BUSY_PREFILL = "busy prefill"
+    PAUSED = "paused"
+    """The engine was paused by us (freeze); figures stand still and are not shown as live."""
+    STALLED = "stalled"
+    """Requests run or wait and no token was made for a while."""
+    DRAINING = "draining"
+    STOPPING = "stopping"
+    UNREACHABLE = "unreachable"
+    FAILED = "failed"
+    STOPPED = "stopped"
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the server serves requests."""
+        return self in _READY
+
+
+_READY = {ServerState.IDLE, ServerState.DECODING, ServerState.BUSY_PREFILL}
+
+
+class StageState(StrEnum):
+    """Where one step of a start, stop or restart stands."""
+
+    TODO = "todo"
+    DOING = "doing"
+    DONE = "done"
+    FAILED = "failed"
+    SKIPPED = "skipped"
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One step with its proof and time."""
+
+    name: str
+    """hold run, harvest, stop, free GPUs, prove clean, process, weights, KV pool, graphs, …"""
+    state: StageState
+    started_at: float | None = None
+    """Monotonic seconds."""
+    ended_at: float | None = None
+    detail: str = ""
+    """What was observed: the proof when done, the cause when failed."""
+    progress_ratio: float | None = None
+    """0..1 where the step tells (weight shards)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a start or a server ended: first cause, not its consequences."""
+
+    headline: str
+    """One sentence."""
+    advice: tuple[str, ...] = ()
+    evidence: tuple[str, ...] = ()
+    """Log lines, each "N  text"."""
+    stage: str | None = None
+    after_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchFlag:
+    """One setting of the launch and where its value comes from."""
+
+    name: str
+    """SGLang's own spelling with dashes, or an environment variable."""
+    value: str
+    origin: str
+    """"preset NAME", "env", "resolved" (chosen by the server)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decode:
+    """How the server decodes now; every figure with its source and age."""
+
+    running: Figure = unknown("no server answers yet")
+    queued: Figure = unknown("no server answers yet")
+    token_usage: Figure = unknown("no server answers yet")
+    """0..1 of the worst pool, prefix cache excluded."""
+    used_tokens: Figure = unknown("no server answers yet")
+    pool_tokens: Figure = unknown("no server answers yet")
+    """max_total_num_tokens summed over DP ranks."""
+    max_running: Figure = unknown("no server answers yet")
+    generation_tokens_per_s: Figure = unknown("no server answers yet")
+    """Server-side decode rate over all requests."""
+    effective_tokens_per_s: Figure = unknown("nothing was completed yet")
+    """Tokens of completed responses over `effective_window_s`, counted from the output."""
+    effective_window_s: float | None = None
+    completed_in_window: int | None = None
+    prefill_tokens_per_s: Figure = unknown("no server answers yet")
+    retracted_per_min: Figure = unknown("the server runs without --enable-metrics")
+    retracted_total: Figure = unknown("the server runs without --enable-metrics")
+    recomputed_tokens_per_min: Figure = unknown("the server runs without --enable-metrics")
+    cache_hit_ratio: Figure = unknown("the server runs without --enable-metrics")
+    accept_length: Figure = unknown("no speculative decoding")
+    queue_wait_s: Figure = unknown("not measured yet")
+    answer_s: Figure = unknown("nothing was completed yet")
+    """Seconds a request takes from send to end, mean of the last answers."""
+    worst_pool: str | None = None
+    """"full", "swa", "mamba" where the model has several pools."""
+    worst_rank: str | None = None
+    """"DP1" where usage differs between ranks."""
+    steady_since: float | None = None
+    """Monotonic seconds since when figures may be quoted as steady; None: burst or unknown."""
+    is_frozen: bool = False
+    """The engine is paused: the counts are those of the moment of the pause."""
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """One server and everything known about it."""
+
+    name: str
+    url: str
+    state: ServerState
+    state_since: float
+    """Monotonic seconds."""
+    state_reason: str = ""
+    is_managed: bool = False
+    """Launched by kvctl: it can be stopped and restarted by it."""
+    owner: str | None = None
+    """The supervisor that would restart it; None if none."""
+    preset: str | None = None
+    model: str | None = None
+    tp_size: int | None = None
+    dp_size: int | None = None
+    version: str | None = None
+    pid: int | None = None
+    start_ticks: int | None = None
+    launched_wall: float | None = None
+    ready_wall: float | None = None
+    ready_after_s: float | None = None
+    log_path: str | None = None
+    last_log_at: float | None = None
+    last_log_line: str = ""
+    errors_in_log: int = 0
+    available_gpu_memory_gb: float | None = None
+    """Free per GPU after graph capture, as the start-up line says."""
+    flags: tuple[LaunchFlag, ...] = ()
+    stages: tuple[Stage, ...] = ()
+    """The start, stop or restart in progress, or the last one."""
+    failure: Failure | None = None
+    decode: Decode = Decode()
+    foreign_requests: Figure = unknown("not known")
+    """Running and queued requests that are not the run's own."""
+    live_cap: int | None = None
+    """pp_max_micro_batch_size where kvctl changed it."""

@@ -1,0 +1,1 @@
+"""One module per source of truth: NVML, /proc, SGLang over HTTP, its log."""

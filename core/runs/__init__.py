@@ -1,0 +1,1 @@
+"""Inputs, scheduling over partitions, request slots, the journal, export."""

@@ -1,0 +1,1 @@
+"""A simulated GPU host: SGLang-compatible server processes and simulated devices."""

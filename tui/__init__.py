@@ -1,0 +1,1 @@
+"""The panel: Textual over snapshots and commands, and nothing else."""
