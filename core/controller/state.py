@@ -1,0 +1,99 @@
+"""What kvctld must remember over its own death: its servers, its run, what it changed.
+
+One small JSON file in the state folder, replaced atomically. The journal, not this file, is
+the truth about responses; this only says where to look.
+"""
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from kvctl.core.domain.errors import KvctlError
+
+
+@dataclass(slots=True)
+class ServerRecord:
+    """A server kvctl launched or adopted."""
+
+    name: str
+    url: str
+    is_managed: bool
+    pid: int | None = None
+    start_ticks: int | None = None
+    session: int | None = None
+    preset: str | None = None
+    log_path: str | None = None
+    launched_wall: float | None = None
+    launch_id: str | None = None
+    gpu_uuids: tuple[str, ...] = ()
+    """GPUs it was given; empty means every GPU of the host."""
+    api_key_env: str | None = None
+    """Name of the variable that holds the key, never the key."""
+    paused_mode: str | None = None
+    """We paused the engine in this mode and must continue it."""
+    cap_before: int | None = None
+    """The live cap that was there before we changed it."""
+
+
+@dataclass(slots=True)
+class RunRecord:
+    """The run that is open."""
+
+    path: str
+    is_paused: bool = False
+    paused_reason: str = ""
+    target: int | None = None
+    """The operator's number (MANUAL); None: AUTO."""
+    is_overridden: bool = False
+    """The operator chose target or mode after the start: the run file no longer decides."""
+
+
+@dataclass(slots=True)
+class Remembered:
+    """The content of state.json."""
+
+    version: int = 1
+    servers: list[ServerRecord] = field(default_factory=list)
+    run: RunRecord | None = None
+    last_good_preset: str | None = None
+    idle_bytes: dict[str, int] = field(default_factory=dict)
+    """Lowest memory seen per GPU uuid while nothing held it."""
+
+
+@dataclass(slots=True)
+class StateFile:
+    """Reads and replaces state.json."""
+
+    path: Path
+
+    def load(self) -> Remembered:
+        """Return what was remembered; nothing if the file does not exist.
+
+        Raises:
+            KvctlError: The file is there but cannot be read; it is left as it is.
+        """
+        try:
+            data = self.path.read_bytes()
+        except FileNotFoundError:
+            return Remembered()
+        try:
+            return msgspec.json.decode(data, type=Remembered)
+        except msgspec.DecodeError as error:
+            raise KvctlError(
+                f"{self.path} cannot be read ({error}): move it away to start without it; "
+                "servers and runs are not affected"
+            ) from None
+
+    def save(self, remembered: Remembered) -> None:
+        """Replace the file atomically and durably."""
+        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        temporary = self.path.with_suffix(".tmp")
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        try:
+            os.write(handle, msgspec.json.format(msgspec.json.encode(remembered)))
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+        os.replace(temporary, self.path)
