@@ -158,14 +158,12 @@ def check_torch(home: EngineHome) -> None:
         InstallStopped: It is another build.
     """
     question = "import importlib.metadata as m; print(m.version('torch'))"
-    asked = subprocess.run(
-        [str(home.python), "-I", "-c", question], capture_output=True, text=True
-    )
+    asked = subprocess.run([str(home.python), "-I", "-c", question], capture_output=True, text=True)
     version = asked.stdout.strip() or "missing"
     if not version.endswith("+cpu"):
         raise InstallStopped(
-            f"torch in {home.root / 'venv'} is {version}, not a +cpu build: point pip at a folder or"
-            " index with CPU wheels (PIP_FIND_LINKS, PIP_EXTRA_INDEX_URL) and run again"
+            f"torch in {home.root / 'venv'} is {version}, not a +cpu build: point pip at a folder"
+            " or index with CPU wheels (PIP_FIND_LINKS, PIP_EXTRA_INDEX_URL) and run again"
         )
 
 

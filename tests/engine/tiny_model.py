@@ -7,6 +7,8 @@ Standard library only, so a test can make the folder (or just the tokenizer) wit
 - Weights are random with a fixed seed, so greedy output varies and hangs on the whole prefix: a
   test such as "a continued response equals the uninterrupted one" can fail. (SGLang's
   `--load-format dummy` repeats two tokens for ever.) The text is noise, often not valid UTF-8.
+- To compare outputs token by token, serve it with `--dtype float32` (launch.py does): bfloat16
+  rounds so coarsely that decode and a prefill of the same tokens soon disagree.
 - Output rows of ids >= 256 are zero, so at temperature 0 neither a special token nor EOS is ever
   the best choice: a response has exactly max_new_tokens unless the request sets a stop. At
   temperature 1 and above EOS remains possible, and rare.

@@ -33,8 +33,15 @@ class NeverRun:
         raise RuntimeError(f"import-only stand-in was called: {self.__module__}.{self.__name__}")
 
 
-def _decorated(*args: Any, **kwargs: Any) -> Any:
-    """Answer `@name` with the decorated object and `@name(...)` with a decorator."""
+def _decorated(name: str, *args: Any, **kwargs: Any) -> Any:
+    """Answer `@name` with the decorated object and `@name(...)` with a decorator.
+
+    Raises:
+        RuntimeError: Called without arguments, so as no decorator: a question to a GPU driver,
+            which SGLang expects to fail on a host without one.
+    """
+    if not args and not kwargs:
+        raise RuntimeError(f"import-only stand-in was called: {name}")
     if len(args) == 1 and not kwargs and callable(args[0]):
         target = args[0]
         return target if isinstance(target, NeverRun | type) else NeverRun(target)
@@ -51,7 +58,7 @@ class _InertType(type):
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         if "_is_stand_in" in cls.__dict__:
-            return _decorated(*args, **kwargs)
+            return _decorated(f"{cls.__module__}.{cls.__qualname__}", *args, **kwargs)
         return super().__call__(*args, **kwargs)
 
     def __contains__(cls, _item: object) -> bool:
