@@ -107,6 +107,9 @@ class LogTail(Protocol):
     def read_new(self) -> Sequence[LogRecord]:
         """Return the records since the last call, oldest first; empty if nothing is new."""
 
+    def startup_records(self) -> Sequence[LogRecord]:
+        """Return the last launch's records up to its ready line; reads backwards, blocking."""
+
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
@@ -156,6 +159,9 @@ class Generator(Protocol):
 
     async def abort(self, rid: str) -> None:
         """Abort one request. Raises TransportFailed."""
+
+    async def is_alive(self) -> bool:
+        """Return whether the server's front end answers now; never raises."""
 
     async def close(self) -> None:
         """Close connections."""

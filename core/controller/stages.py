@@ -30,6 +30,10 @@ class StageList:
             if stage.name == name:
                 self.items[index] = replace(stage, **changes)  # type: ignore[arg-type]
 
+    def replace(self, stage: Stage) -> None:
+        """Put a stage in the place of the one with its name."""
+        self.items = [stage if item.name == stage.name else item for item in self.items]
+
     def begin(self, name: str, detail: str = "") -> None:
         """Mark a stage as going on."""
         self.set(name, state=StageState.DOING, started_at=self.clock.monotonic(), detail=detail)

@@ -29,6 +29,16 @@ class ServerRecord:
     launch_id: str | None = None
     gpu_uuids: tuple[str, ...] = ()
     """GPUs it was given; empty means every GPU of the host."""
+    tree: list[tuple[int, int]] = field(default_factory=list)
+    """(pid, start ticks) of every process of it that was seen."""
+    is_ended: bool = False
+    """Its stop was carried out, or it was seen dead."""
+    ready_seen: bool = False
+    """It served once."""
+    owner: str | None = None
+    """The supervisor that would start it again."""
+    stop_command: list[str] = field(default_factory=list)
+    """What stops a server that is not our child; empty: signals."""
     api_key_env: str | None = None
     """Name of the variable that holds the key, never the key."""
     paused_mode: str | None = None
@@ -42,12 +52,7 @@ class RunRecord:
     """The run that is open."""
 
     path: str
-    is_paused: bool = False
-    paused_reason: str = ""
-    target: int | None = None
-    """The operator's number (MANUAL); None: AUTO."""
-    is_overridden: bool = False
-    """The operator chose target or mode after the start: the run file no longer decides."""
+    """Its run file; what the operator set is kept in the run's own folder."""
 
 
 @dataclass(slots=True)
@@ -56,6 +61,8 @@ class Remembered:
 
     version: int = 1
     servers: list[ServerRecord] = field(default_factory=list)
+    ended: list[ServerRecord] = field(default_factory=list)
+    """Launches of before, newest last: whose a leftover is."""
     run: RunRecord | None = None
     last_good_preset: str | None = None
     idle_bytes: dict[str, int] = field(default_factory=dict)

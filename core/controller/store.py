@@ -42,7 +42,8 @@ class Store:
         yield self.latest
         while True:
             async with self._news:
-                await self._news.wait_for(lambda known=seen: self._count != known)
+                while self._count == seen:
+                    await self._news.wait()
                 seen = self._count
             yield self.latest
 

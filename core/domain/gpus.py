@@ -7,7 +7,7 @@ what /proc says about each process. Bytes are bytes; ratios are 0..1.
 from dataclasses import dataclass
 from enum import StrEnum
 
-from kvctl.core.domain.figures import Figure
+from kvctl.core.domain.figures import Figure, unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +18,19 @@ class DeviceProcess:
     """As the driver numbers it: inside a container this can be the host's pid."""
     memory_bytes: int | None
     """None where the driver does not say."""
+
+
+@dataclass(frozen=True, slots=True)
+class MigInstance:
+    """One slice of a device in MIG mode, with its own memory."""
+
+    uuid: str
+    gpu_instance: int | None
+    """GPU instance id, None where it cannot be read."""
+    name: str
+    """Such as "NVIDIA H100 MIG 1g.10gb", "" if unreadable."""
+    memory_used_bytes: Figure
+    memory_total_bytes: Figure
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +59,14 @@ class GpuDevice:
     is_mig: bool = False
     problem: str | None = None
     """Why the device as a whole cannot be used, e.g. "GPU is lost"."""
+    minor: int | None = None
+    """N of its /dev/nvidiaN, None if unknown."""
+    memory_reserved_bytes: Figure = unknown("not read")
+    """Kept by driver and firmware; not part of `memory_used_bytes`."""
+    memory_clock_mhz: Figure = unknown("not read")
+    ecc_uncorrected: Figure = unknown("not read")
+    """Uncorrected ECC errors since the driver was loaded."""
+    mig_instances: tuple[MigInstance, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +80,8 @@ class GpuReading:
     """Driver version, None if unknown."""
     problem: str | None = None
     """Why there are no devices to show, in one line (no driver, mismatch)."""
+    expected_count: int | None = None
+    """Devices this host should have: the most seen, or listed by the driver in /proc."""
 
 
 class HolderKind(StrEnum):
@@ -105,6 +128,10 @@ class ProcessFacts:
     """Command line with arguments joined, or the name where there is none."""
     cgroup: str
     """The path in its (unified) cgroup, "" if unreadable."""
+    is_kill_pending: bool = False
+    """A KILL was sent that the kernel has not carried out, or it is being torn down now."""
+    launch_mark: str | None = None
+    """Value of KVCTL_LAUNCH in its environment; None if unset, overwritten or unreadable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +158,20 @@ class Holder:
     """"TP4" and the like, from the title."""
     is_mine: bool
     """Same user as kvctld, so a signal is permitted without asking twice."""
+    is_certain: bool = True
+    """False where the driver's pid may number another process here (container)."""
+    is_permitted: bool = True
+    """Whether the kernel lets kvctld signal it: same user, or kvctld is root."""
+    is_driver_listed: bool = True
+    """False where it was found only through its open /dev/nvidia* file."""
+    owner_restarts: bool | None = False
+    """Whether `owner` must be asked instead of the process; None: it may start it again."""
+    owner_command: str | None = None
+    """What to type to stop it through its owner."""
+    state: str | None = None
+    """One letter of /proc/PID/stat; None where it is not visible here."""
+    session: int | None = None
+    """Session id: rows of one launch share it; None where it is not visible here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +185,10 @@ class GpuView:
     driver: str | None = None
     problem: str | None = None
     """Why there is nothing to show, in one line."""
+    expected_count: int | None = None
+    """Devices this host should have; None if unknown."""
+    scan_limits: tuple[str, ...] = ()
+    """What could not be looked into, in words (other users' processes)."""
 
     @property
     def leftovers(self) -> tuple[Holder, ...]:

@@ -14,6 +14,8 @@ class LogKind(StrEnum):
     READY = "ready"
     FAILURE = "failure"
     DRAINING = "draining"
+    LOST_WORK = "lost work"
+    """A request was aborted for lack of KV: its tokens are gone, unlike a retraction's."""
     ACCESS = "access"
     UNRECOGNISED = "unrecognised"
 
@@ -34,7 +36,9 @@ class LogRecord:
     fields: tuple[tuple[str, float], ...] = ()
     """Numbers by name: running, tokens, token_usage, generation_tokens_per_s, queued, …"""
     words: tuple[tuple[str, str], ...] = ()
-    """Words by name: stage, failure class, pool, …"""
+    """Words by name: stage, edge, class, pool, …"""
+    is_backlog: bool = False
+    """It was in the file before the tail attached: a fact, but not about now."""
 
     def number_of(self, name: str) -> float | None:
         """Return a field by name, None where the line has none."""

@@ -9,7 +9,7 @@ import json
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 from kvctl.core.domain.presets import (
     InvalidPreset,
@@ -181,17 +181,14 @@ class _Reader:
                 yield Setting(spelled, _frozen(value), self.origin("flags", key))
 
     def _move(self, launch: list[Setting], setting: Setting) -> None:
-        key = next(
-            k
-            for k in (setting.name, setting.name.replace("-", "_"), "model")
-            if k == setting.name or ("flags", k) in self.lines
-        )
+        problem = _launch_problem(_LAUNCH_KINDS[setting.name], setting.value)
         if any(other.name == setting.name for other in launch):
-            self.wrong("flags", key, f"'{setting.name}' is given in [launch] too; remove one")
-        elif problem := _launch_problem(_LAUNCH_KINDS[setting.name], setting.value):
-            self.wrong("flags", key, problem)
-        else:
+            problem = "is given in [launch] too; remove one"
+        if problem is None:
             launch.append(setting)
+        else:
+            label = f"[flags] {setting.name}"
+            self.problems.append(PresetProblem(str(setting.origin), label, problem))
 
     def _env(self, table: Mapping[str, Any]) -> Iterator[Setting]:
         for key, value in table.items():
@@ -272,11 +269,10 @@ def _shown(value: object) -> str:
     return f"{_kind_of(value)} ({value!r})"[:80]
 
 
-def _frozen(value: Any) -> Value:
+def _frozen(value: object) -> Value:
     """Make a TOML value immutable; a table becomes the JSON that SGLang wants for it."""
     if isinstance(value, dict):
         return json.dumps(value)
     if isinstance(value, list):
         return tuple(value)
-    frozen: Value = value
-    return frozen
+    return cast(Value, value)

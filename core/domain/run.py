@@ -64,6 +64,8 @@ class Partition:
     """Only a few answers are known yet: shown with "~"."""
     weight: float = 1.0
     max_new_tokens: int | None = None
+    done_wall: float | None = None
+    """UTC seconds when its last answer was written; None while it is not done."""
 
 
 @dataclass(frozen=True, slots=True)

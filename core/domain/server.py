@@ -109,6 +109,19 @@ class Decode:
     queue_wait_s: Figure = unknown("not measured yet")
     answer_s: Figure = unknown("nothing was completed yet")
     """Seconds a request takes from send to end, mean of the last answers."""
+    request_tokens_per_s: Figure = unknown("no server answers yet")
+    """Generation rate of one running request: the whole rate over the running ones."""
+    ttft_p50_s: Figure = unknown("the server runs without --enable-metrics")
+    """Time to first token, of the last minute's requests."""
+    ttft_p99_s: Figure = unknown("the server runs without --enable-metrics")
+    itl_p50_s: Figure = unknown("the server runs without --enable-metrics")
+    """Time between tokens, of the last minute's tokens."""
+    itl_p99_s: Figure = unknown("the server runs without --enable-metrics")
+    e2e_p50_s: Figure = unknown("the server runs without --enable-metrics")
+    """Whole requests, of those that ended in the last minute."""
+    e2e_p99_s: Figure = unknown("the server runs without --enable-metrics")
+    imbalance: str | None = None
+    """One line where a DP rank queues while another is nearly idle."""
     worst_pool: str | None = None
     """"full", "swa", "mamba" where the model has several pools."""
     worst_rank: str | None = None

@@ -4,7 +4,7 @@ Source: FACTS of SGLang 0.4.6 to 0.5.23. Absent fields are None: unknown, never 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,8 @@ class RankLoad:
     cache_hit_ratio: float | None
     max_running: int | None
     accept_length: float | None = None
+    prefilled_tokens: int | None = None
+    """total_prefill_uncached_tokens: computed prompt tokens since the start (0.5.17 and later)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,7 @@ class Histogram:
     """Ascending, last is infinity."""
     counts: tuple[float, ...]
     total: float
-    """Sum of observations, seconds."""
+    """Sum of observations, seconds (or what the name says); NaN where it is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,12 @@ class MetricsReading:
     """Counts summed over DP ranks, pressures as maximum; NaN and infinite are left out."""
     histograms: Mapping[str, Histogram]
     bad_lines: int = 0
+    by_rank: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """"DP0" -> running, queued, token_usage; empty where the server has one DP rank."""
+    model_name: str | None = None
+    """The label of the series, literally."""
+    foreign_samples: int = 0
+    """Samples under names that are not SGLang's: above 0 with no counters, the names are unknown."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,3 +35,7 @@ class Verdict:
     sentence: str
     lever: str
     why: tuple[Why, ...] = ()
+    short: str = ""
+    """The sentence for an 80-column screen, at most 71 cells; "" where the full one must do."""
+    short_lever: str = ""
+    """The lever for an 80-column screen, at most 64 cells."""

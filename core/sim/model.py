@@ -23,7 +23,7 @@ class StepLaw:
 
     def decode_s(self, requests: int, tokens: int, steps: int) -> float:
         """Return the seconds of that many steps, the pool growing by `requests` at each."""
-        first = self.base_ms + self.request_ms * requests**self.request_power
+        first = self.base_ms + self.request_ms * math.pow(requests, self.request_power)
         first += self.ktoken_ms * tokens / 1000.0
         growth = self.ktoken_ms * requests / 1000.0
         return (steps * first + growth * steps * (steps - 1) / 2.0) / 1000.0
@@ -103,6 +103,11 @@ class PoolTotals:
     prefill_tokens: int = 0
     prefill_s: float = 0.0
     decode_steps: int = 0
+    decode_s: float = 0.0
+    decode_squares: int = 0
+    """Sum over decode steps of running requests squared."""
+    decode_request_s: float = 0.0
+    """Sum over decode steps of running requests times seconds."""
     retracted_requests: int = 0
     retracted_input_tokens: int = 0
     retracted_output_tokens: int = 0

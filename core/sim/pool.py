@@ -46,8 +46,8 @@ class Pool:
     now: float = 0.0
     """When the last batch ended, in the caller's seconds."""
     paused: bool = False
-    live_cap: int = 0
-    """pp_max_micro_batch_size: most running requests that admission allows now."""
+    live_cap: float = 0
+    """pp_max_micro_batch_size, SGLang takes fractions too: most running requests now."""
     running: dict[str, PoolRequest] = field(default_factory=dict)
     queue: deque[PoolRequest] = field(default_factory=deque)
     used_tokens: int = 0
@@ -241,15 +241,23 @@ class Pool:
         )
         if steps <= 0:
             return False
-        self.now += self.law.decode_s(count, self.used_tokens, steps)
+        seconds = self.law.decode_s(count, self.used_tokens, steps)
+        self.now += seconds
         self.step += steps
         self.used_tokens += count * steps
-        self.totals.decode_tokens += count * steps
-        self.totals.decode_steps += steps
+        self._count_decode(count, steps, seconds)
         if self.step % interval == 0:
             events.append(self._tick())
         self._finish_due(events)
         return True
+
+    def _count_decode(self, count: int, steps: int, seconds: float) -> None:
+        totals = self.totals
+        totals.decode_tokens += count * steps
+        totals.decode_steps += steps
+        totals.decode_s += seconds
+        totals.decode_squares += count * count * steps
+        totals.decode_request_s += count * seconds
 
     def _tick(self) -> DecodeTick:
         tokens = self.totals.decode_tokens - self._tick_tokens

@@ -73,7 +73,7 @@ def test_remembered_state_round_trips_and_is_private(tmp_path: Path) -> None:
     file = StateFile(tmp_path / "deep" / "state.json")
     remembered = file.load()
     remembered.servers.append(ServerRecord("main", "http://x", True, 7, 9, gpu_uuids=("GPU-1",)))
-    remembered.run = RunRecord("/r.toml", target=150)
+    remembered.run = RunRecord("/r.toml")
     file.save(remembered)
     assert file.load() == remembered
     assert file.path.stat().st_mode & 0o777 == 0o600

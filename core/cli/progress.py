@@ -1,0 +1,46 @@
+"""Carries out a command through kvctld and shows its events as they happen."""
+
+from typing import TYPE_CHECKING
+
+from kvctl.core.cli.session import Session
+from kvctl.core.controller.commands import Command, Outcome
+from kvctl.core.domain.events import Event
+from kvctl.core.domain.logtext import clean_line
+from kvctl.core.domain.units import clock_time
+
+if TYPE_CHECKING:
+    from kvctl.core.daemon.client import DaemonClient
+
+INTERRUPTED = 130
+
+
+def carry_out(session: Session, client: "DaemonClient", command: Command) -> int:
+    """Submit a command, print its events and outcome, return its exit status.
+
+    Ctrl-C only ends the watching: kvctld carries the command to its end.
+    """
+    try:
+        for news in client.follow(command):
+            if isinstance(news, Outcome):
+                return tell_outcome(session, news)
+            session.say(event_line(news))
+    except KeyboardInterrupt:
+        session.warn("no longer watching; kvctld carries the command on, `kvctl watch` follows it")
+    return INTERRUPTED
+
+
+def tell_outcome(session: Session, outcome: Outcome) -> int:
+    """Print what was observed and the message: done to stdout, not done to stderr."""
+    for line in outcome.observed:
+        session.say(f"  {clean_line(line)}")
+    message = clean_line(outcome.message)
+    if outcome.is_done:
+        session.say(message)
+    else:
+        session.warn(message)
+    return outcome.exit_status
+
+
+def event_line(event: Event) -> str:
+    """Return an event as one line: local time, kind, what was observed."""
+    return f"{clock_time(event.wall)}  {clean_line(event.kind):<10} {clean_line(event.text)}"

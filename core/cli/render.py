@@ -1,0 +1,217 @@
+"""A Snapshot as lines of plain text for `kvctl status`, `gpus`, `run status` and `watch`; pure.
+
+Text from outside passes `clean_line`: nothing in it can control the terminal or break a line.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from kvctl.core.domain.figures import Figure
+from kvctl.core.domain.gpus import GpuDevice, Holder
+from kvctl.core.domain.logtext import clean_line
+from kvctl.core.domain.run import Partition, Run
+from kvctl.core.domain.server import Server
+from kvctl.core.domain.snapshot import OperatingPoint, Snapshot
+from kvctl.core.domain.units import day_time, duration, gib, mib, thousands
+
+UNKNOWN = "–"
+_TITLE = 60
+
+
+def status_lines(snapshot: Snapshot) -> Iterator[str]:
+    """Yield the whole picture on one page."""
+    simulated = "  SIMULATED" if snapshot.is_simulated else ""
+    yield f"{clean_line(snapshot.host)}  kvctl {snapshot.version}{simulated}"
+    for verdict in snapshot.verdicts[:3]:
+        yield clean_line(f"{verdict.word.value}  {verdict.sentence}  {verdict.lever}".rstrip())
+    if snapshot.busy_command:
+        yield clean_line(f"now: {snapshot.busy_command}")
+    for server in snapshot.servers or ():
+        yield ""
+        yield from server_lines(server)
+    if not snapshot.servers:
+        yield "no server: `kvctl server start PRESET` launches one, `server adopt URL` watches one"
+    yield ""
+    yield from run_lines(snapshot)
+    yield ""
+    yield from gpu_lines(snapshot)
+
+
+def server_lines(server: Server) -> Iterator[str]:
+    """Yield what one server is and how it decodes."""
+    facts = (
+        f"preset {server.preset}" if server.preset else "",
+        server.model or "",
+        f"TP {server.tp_size}" if server.tp_size else "",
+        f"sglang {server.version}" if server.version else "",
+        f"owner {server.owner}" if server.owner else "",
+    )
+    reason = f" ({server.state_reason})" if server.state_reason else ""
+    yield clean_line(f"server {server.name}  {server.state.value}{reason}  {server.url}")
+    yield clean_line("  " + "  ".join(fact for fact in facts if fact))
+    yield f"  {decode_line(server)}"
+    if server.failure:
+        yield clean_line(f"  failed: {server.failure.headline}")
+        yield from (clean_line(f"  - {advice}") for advice in server.failure.advice)
+
+
+def decode_line(server: Server) -> str:
+    """Return the decode figures of a server in one line; unknown is a dash, never 0."""
+    decode = server.decode
+    usage = "" if decode.token_usage.value is None else f"{decode.token_usage.value:.2f}"
+    return (
+        f"running {_whole(decode.running)}  queued {_whole(decode.queued)}  "
+        f"token usage {usage or UNKNOWN}  pool {_whole(decode.pool_tokens)} tokens  "
+        f"generation {_whole(decode.generation_tokens_per_s)} tok/s  "
+        f"effective {_whole(decode.effective_tokens_per_s)} tok/s"
+    )
+
+
+def run_lines(snapshot: Snapshot) -> Iterator[str]:
+    """Yield the run and its partitions."""
+    run = snapshot.run
+    if run is None:
+        yield "no run: `kvctl run start FILE` starts one"
+        return
+    yield clean_line(run_line(run))
+    if run.reason:
+        yield clean_line(f"  {run.reason}")
+    end = f"  done about {day_time(run.done_wall, snapshot.wall)}" if run.done_wall else ""
+    yield f"  remaining {duration(run.remaining_s)}{end}  output {clean_line(run.output)}"
+    head = ("partition", "state", "done", "total", "failed", "flight", "tokens", "mean", "left")
+    yield from table(head, [_partition_row(partition) for partition in run.partitions])
+
+
+def run_line(run: Run) -> str:
+    """Return where a run stands in one line."""
+    mode = "AUTO" if run.is_auto else "MANUAL"
+    failed = f"  failed {thousands(run.failed)}" if run.failed else ""
+    return (
+        f"run {run.name}  {run.state.value}  {thousands(run.done)} of {thousands(run.total)}"
+        f"{failed}  slots {run.target} {mode}  in flight {run.in_flight}"
+    )
+
+
+def gpu_lines(snapshot: Snapshot) -> Iterator[str]:
+    """Yield devices and what holds their memory."""
+    view = snapshot.gpus
+    if view.problem or not view.devices:
+        yield clean_line(f"GPUs: {view.problem or 'none was found'}")
+    head = ("gpu", "memory", "of", "busy", "temp", "name")
+    if view.devices:
+        yield from table(head, [_device_row(device) for device in view.devices])
+    if view.holders:
+        head = ("gpu", "pid", "memory", "kind", "user", "process")
+        yield from table(head, [_holder_row(holder) for holder in view.holders])
+    for device in view.devices:
+        if problem := device.problem or device.processes_problem:
+            yield clean_line(f"GPU {device.index} ({device.bus_id}): {problem}")
+
+
+def operating_point_lines(points: Sequence[OperatingPoint]) -> Iterator[str]:
+    """Yield measured operating points, each with its window and whether it was steady."""
+    head = ("part", "preset", "running", "queued", "usage", "gen tok/s", "eff tok/s", "window", "")
+    yield from table(head, [_point_row(point) for point in points])
+
+
+def watch_line(snapshot: Snapshot) -> str:
+    """Return one moment in one line."""
+    verdict = snapshot.verdicts[0].word.value if snapshot.verdicts else UNKNOWN
+    server = snapshot.server
+    parts = [day_time(snapshot.wall, snapshot.wall), verdict]
+    if server is not None:
+        parts += [server.state.value, decode_line(server)]
+    if snapshot.run is not None:
+        parts.append(run_line(snapshot.run))
+    return clean_line("  ".join(parts))
+
+
+def facts(snapshot: Snapshot) -> dict[str, str]:
+    """Return every fact by its name, to be read aloud one a line where it changed."""
+    found: dict[str, str] = {}
+    if snapshot.verdicts:
+        verdict = snapshot.verdicts[0]
+        found["verdict"] = f"{verdict.word.value}: {verdict.sentence}"
+    for server in snapshot.servers:
+        name = f"server {server.name}"
+        found[f"{name} state"] = server.state.value
+        found[f"{name} running"] = _whole(server.decode.running)
+        found[f"{name} queued"] = _whole(server.decode.queued)
+        usage = server.decode.token_usage.value
+        found[f"{name} token usage"] = UNKNOWN if usage is None else f"{usage:.2f}"
+    if run := snapshot.run:
+        found[f"run {run.name} state"] = run.state.value
+        found[f"run {run.name} slots"] = str(run.target)
+        for partition in run.partitions:
+            done = f"{partition.done} of {partition.total} done, {partition.failed} failed"
+            found[f"partition {partition.name}"] = done
+    for device in snapshot.gpus.devices:
+        used = gib(device.memory_used_bytes.value)
+        found[f"GPU {device.index}"] = device.problem or f"{used} used"
+    return {clean_line(name): clean_line(value) for name, value in found.items()}
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Yield rows under their head, columns as wide as their widest cell."""
+    cells = [head, *rows]
+    widths = [max(len(row[place]) for row in cells) for place in range(len(head))]
+    for row in cells:
+        padded = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        yield "  " + "  ".join(padded).rstrip()
+
+
+def _whole(figure: Figure) -> str:
+    return thousands(figure.value)
+
+
+def _partition_row(partition: Partition) -> tuple[str, ...]:
+    rough = "~" if partition.is_estimate_rough and partition.remaining_s is not None else ""
+    return (
+        clean_line(partition.name),
+        partition.state.value,
+        thousands(partition.done),
+        thousands(partition.total),
+        thousands(partition.failed),
+        str(partition.in_flight),
+        thousands(partition.tokens),
+        thousands(partition.mean_tokens),
+        rough + duration(partition.remaining_s),
+    )
+
+
+def _device_row(device: GpuDevice) -> tuple[str, ...]:
+    busy, temperature = device.utilisation_ratio.value, device.temperature_c.value
+    return (
+        str(device.index),
+        mib(device.memory_used_bytes.value),
+        gib(device.memory_total_bytes.value),
+        UNKNOWN if busy is None else f"{busy:.0%}",
+        UNKNOWN if temperature is None else f"{temperature:.0f} C",
+        clean_line(device.name) + (" (unified memory)" if device.is_unified else ""),
+    )
+
+
+def _holder_row(holder: Holder) -> tuple[str, ...]:
+    owner = f"  [{holder.owner}]" if holder.owner else ""
+    return (
+        str(holder.gpu_index),
+        str(holder.pid),
+        mib(holder.memory_bytes),
+        holder.kind.value,
+        clean_line(holder.user or UNKNOWN),
+        clean_line(holder.title, _TITLE) + clean_line(owner),
+    )
+
+
+def _point_row(point: OperatingPoint) -> tuple[str, ...]:
+    usage = UNKNOWN if point.token_usage is None else f"{point.token_usage:.2f}"
+    return (
+        clean_line(point.partition),
+        clean_line(point.preset or UNKNOWN),
+        thousands(point.running),
+        thousands(point.queued),
+        usage,
+        thousands(point.generation_tokens_per_s),
+        thousands(point.effective_tokens_per_s),
+        duration(point.window_s),
+        "steady" if point.steady else "not steady",
+    )

@@ -1,0 +1,44 @@
+"""The outside as the composition root hands it to the controller."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvctl.core.clock import Clock
+from kvctl.core.domain.membership import Me
+from kvctl.core.ports import Engine, Generator, GpuSource, LogTail, Processes
+from kvctl.core.servers.config import Config
+from kvctl.core.servers.launch import Launcher
+from kvctl.core.servers.preset_store import PresetStore
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """Everything the controller reads from and acts on."""
+
+    name: str
+    """The host's name, as shown."""
+    version: str
+    """kvctl's version."""
+    clock: Clock
+    me: Me
+    gpus: GpuSource
+    processes: Processes
+    launcher: Launcher
+    presets: PresetStore
+    config: Config
+    state_folder: Path
+    open_engine: Callable[[str, str | None], Engine]
+    """URL and API key to an engine."""
+    open_generator: Callable[[str, str | None], Generator]
+    """URL and API key to a transport for the run's requests."""
+    open_tail: Callable[[str], LogTail]
+    finds_servers: bool = True
+    """Watch SGLang servers that run here although nobody named them."""
+    publish_every_s: float = 0.25
+    """Seconds of the clock between two snapshots at most."""
+
+    @property
+    def log_folder(self) -> Path:
+        """Where launches write their logs."""
+        return self.state_folder / "logs"

@@ -1,0 +1,164 @@
+"""Puts the snapshot together: the desks' views, joined with history, presets and verdicts."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from kvctl.core.controller.host import Host
+from kvctl.core.controller.operating import OperatingLog
+from kvctl.core.controller.store import EventFeed, History
+from kvctl.core.domain.diagnose import Scene, diagnose
+from kvctl.core.domain.figures import Figure, unknown
+from kvctl.core.domain.gpus import GpuView
+from kvctl.core.domain.rules import refusals
+from kvctl.core.domain.run import Run
+from kvctl.core.domain.server import Server
+from kvctl.core.domain.snapshot import PresetSummary, Snapshot
+from kvctl.core.domain.verdict import Verdict, VerdictWord
+from kvctl.core.servers.ledger import Ledger
+from kvctl.core.servers.preset_store import ListedPreset
+
+PRESETS_EVERY_S = 5.0
+VERDICT_HOLD_S = 5.0
+
+
+@dataclass(slots=True)
+class Picture:
+    """Composes snapshots and keeps what only they need: history and operating points."""
+
+    host: Host
+    feed: EventFeed
+    ledger: Ledger
+    history: History = field(default_factory=History)
+    points: OperatingLog = field(default_factory=OperatingLog)
+    _presets: tuple[PresetSummary, ...] = ()
+    _presets_at: float | None = None
+    _verdict: Verdict | None = None
+    _verdict_at: float = 0.0
+
+    def compose(
+        self,
+        servers: tuple[Server, ...],
+        gpus: GpuView,
+        run: Run | None,
+        busy: str | None,
+    ) -> Snapshot:
+        """Return the snapshot of this moment."""
+        at, wall = self.host.clock.monotonic(), self.host.clock.wall()
+        joined = tuple(_joined(server, run) for server in servers)
+        presets = self._list_presets(at, joined)
+        scene = Scene(at, wall, joined[0] if joined else None, gpus, run, presets)
+        return Snapshot(
+            at=at,
+            wall=wall,
+            host=self.host.name,
+            version=self.host.version,
+            is_simulated=self.host.gpus.is_simulated,
+            gpus=gpus,
+            servers=joined,
+            run=run,
+            verdicts=diagnose(scene),
+            presets=presets,
+            events=tuple(self.feed.recent),
+            series=self.history.series(),
+            operating_points=self.points.points(),
+            busy_command=busy,
+        )
+
+    def note(self, snapshot: Snapshot) -> None:
+        """Take one second's figures into the history and tell a new verdict as an event."""
+        self.history.record(snapshot.at, _series_values(snapshot))
+        self.points.note(snapshot)
+        self._tell_verdict(snapshot)
+
+    def _tell_verdict(self, snapshot: Snapshot) -> None:
+        """Tell upwards at once, otherwise only what has held for a while."""
+        top = snapshot.verdicts[0]
+        if self._verdict is None or top.word is self._verdict.word:
+            self._verdict, self._verdict_at = top, snapshot.at
+            return
+        is_worse = _rank(top) < _rank(self._verdict)
+        if is_worse or snapshot.at - self._verdict_at > VERDICT_HOLD_S:
+            self._verdict, self._verdict_at = top, snapshot.at
+            self.feed.emit("verdict", f"{top.word.value}: {top.sentence}")
+
+    def _list_presets(self, at: float, servers: tuple[Server, ...]) -> tuple[PresetSummary, ...]:
+        if self._presets_at is None or at - self._presets_at >= PRESETS_EVERY_S:
+            self._presets_at = at
+            records = {r.preset: r for r in self.ledger.records() if r.was_ready}
+            pools = {name: record.pool_tokens for name, record in records.items()}
+            listed = self.host.presets.listed()
+            self._presets = tuple(self._summary(preset, pools) for preset in listed)
+        running = {server.preset for server in servers if server.state.is_ready}
+        steady = self.points.best_by_preset()
+        return tuple(
+            replace(
+                preset,
+                is_running=preset.name in running,
+                generation_tokens_per_s=steady.get(preset.name, (None, None))[0],
+                effective_tokens_per_s=steady.get(preset.name, (None, None))[1],
+            )
+            for preset in self._presets
+        )
+
+    def _summary(self, listed: ListedPreset, pools: Mapping[str, int | None]) -> PresetSummary:
+        broken = refusals(listed.preset, self.host.config.rules) if listed.preset else ()
+        rule = broken[0].rule if broken else None
+        return PresetSummary(
+            listed.name,
+            listed.preset.description if listed.preset else "",
+            refused=f"rule on {rule.flag}: {rule.reason}" if rule else None,
+            problem=str(listed.problems[0]) if listed.problems else None,
+            pool_tokens=pools.get(listed.name),
+        )
+
+
+def _rank(verdict: Verdict) -> int:
+    return list(VerdictWord).index(verdict.word)
+
+
+def _joined(server: Server, run: Run | None) -> Server:
+    """Return the server with what only the run knows: effective rate, answer time, foreign load."""
+    if run is None or server.url not in run.servers:
+        return server
+    effective = run.effective_tokens_per_s
+    answer = (
+        Figure(run.mean_answer_s, "journal", run.journal_at)
+        if run.mean_answer_s is not None
+        else unknown("nothing was completed yet")
+    )
+    decode = replace(server.decode, effective_tokens_per_s=effective, answer_s=answer)
+    foreign = _foreign(server, run)
+    return replace(server, decode=decode, foreign_requests=foreign)
+
+
+def _foreign(server: Server, run: Run) -> Figure:
+    """Return running + queued - the run's own, where one server alone serves the run."""
+    running, queued = server.decode.running, server.decode.queued
+    if running.value is None or queued.value is None or server.decode.is_frozen:
+        return unknown("counts are not of now")
+    if len(run.servers) != 1:
+        return unknown("several servers share the run")
+    value = max(0.0, running.value + queued.value - run.in_flight)
+    return Figure(value, running.source, running.at)
+
+
+def _series_values(snapshot: Snapshot) -> dict[str, float | None]:
+    server, run = snapshot.server, snapshot.run
+    values: dict[str, float | None] = {}
+    if server is not None:
+        decode = server.decode
+        frozen = decode.is_frozen or not server.state.is_ready
+        for name, figure in (
+            ("pool", decode.token_usage),
+            ("running", decode.running),
+            ("queued", decode.queued),
+            ("generation", decode.generation_tokens_per_s),
+            ("retracted", decode.retracted_per_min),
+            ("answer", decode.answer_s),
+        ):
+            values[name] = None if frozen else figure.value
+    if run is not None:
+        values["effective"] = run.effective_tokens_per_s.value
+        lengths = [p.mean_tokens for p in run.partitions if p.in_flight and p.mean_tokens]
+        values["length"] = sum(lengths) / len(lengths) if lengths else None
+    return values

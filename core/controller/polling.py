@@ -1,0 +1,41 @@
+"""One loop for every source: its own period, never overlapping itself, backing off when it fails.
+
+Time limits live in the adapters (real seconds); this loop only decides when to ask again.
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from kvctl.core.clock import Clock
+from kvctl.core.ports import ProbeFailed
+
+T = TypeVar("T")
+
+BACKOFF_FACTOR = 2.0
+BACKOFF_MAX_S = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Poll(Generic[T]):
+    """One source and what to do with its answers."""
+
+    name: str
+    period_s: float
+    read: Callable[[], Awaitable[T]]
+    take: Callable[[T], None]
+    miss: Callable[[ProbeFailed], None]
+
+    async def run(self, clock: Clock) -> None:
+        """Ask for ever; a failure waits longer each time, up to a limit."""
+        delay = self.period_s
+        while True:
+            try:
+                answer = await self.read()
+            except ProbeFailed as failure:
+                self.miss(failure)
+                delay = min(max(delay, self.period_s) * BACKOFF_FACTOR, BACKOFF_MAX_S)
+            else:
+                self.take(answer)
+                delay = self.period_s
+            await clock.sleep(delay)

@@ -1,0 +1,336 @@
+"""The run: its commands, and the throttle law and ceiling policy bound to fresh samples.
+
+The driver sends and writes; this desk says how many may be in flight at each server and when
+nothing may be sent. It serves the server desk's stops through `RunInterplay`.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from kvctl.core.controller.commands import (
+    CloseRun,
+    NudgeThrottle,
+    Outcome,
+    PauseRun,
+    ResumeRun,
+    RetryFailed,
+    SetWeights,
+    StartRun,
+    Throttle,
+    WaitHow,
+)
+from kvctl.core.controller.host import Host
+from kvctl.core.controller.run_opening import facts_of, open_options, resolve_servers
+from kvctl.core.controller.server_desk import ServerDesk
+from kvctl.core.controller.server_watch import ServerWatch
+from kvctl.core.controller.state import Remembered, RunRecord
+from kvctl.core.controller.steering import Steering
+from kvctl.core.controller.store import EventFeed
+from kvctl.core.domain.errors import CommandRefused, KvctlError, UsageError
+from kvctl.core.domain.run import Run, RunState
+from kvctl.core.domain.units import thousands
+from kvctl.core.ports import Generator, ProbeFailed
+from kvctl.core.runs.driver import RunDriver
+from kvctl.core.runs.harvest import HarvestReport
+from kvctl.core.runs.journal import DiskTrouble
+from kvctl.core.runs.pump import RunHooks
+from kvctl.core.runs.runfile import load_run
+from kvctl.core.runs.slots import ServerFacts
+
+DRAIN_S = 24 * 3600.0
+"""A drain takes as long as its longest answer; the operator can cancel."""
+MOST_SLOTS = 10_000
+
+
+@dataclass(slots=True, eq=False)
+class RunDesk:
+    """Owns the open run, if there is one."""
+
+    host: Host
+    feed: EventFeed
+    servers: ServerDesk
+    remembered: Remembered
+    save: Callable[[], None]
+    driver: RunDriver | None = None
+    steering: Steering | None = None
+    _opening: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    # --- what a stop or start of a server needs --------------------------------------------
+
+    def hold(self, cause: str, reason: str) -> None:
+        """Stop sending for a cause, until it is released."""
+        if self.driver is not None:
+            self.driver.hold(cause, reason)
+
+    def release(self, cause: str) -> None:
+        """End one cause of holding."""
+        if self.driver is not None:
+            self.driver.release(cause)
+
+    async def settle_in_flight(self, url: str, how: WaitHow) -> str:
+        """Drain, harvest or abandon what is in flight at a server; say what was done."""
+        if self.driver is None or not self.in_flight_at(url):
+            return "nothing of the run is in flight"
+        if how is WaitHow.DRAIN:
+            if not await self.driver.drain(DRAIN_S):
+                raise KvctlError("the run did not drain within a day")
+            return "all in flight have ended"
+        if how is WaitHow.HARVEST:
+            return told_harvest(await self.driver.harvest(url))
+        if how is WaitHow.ABANDON:
+            return told_harvest(await self.driver.abandon(url))
+        raise UsageError("a stop cannot freeze: choose drain, harvest or abandon")
+
+    def in_flight_at(self, url: str) -> int:
+        """Return the run's own requests in flight at a server."""
+        return 0 if self.driver is None else self.driver.in_flight(url.rstrip("/"))
+
+    # --- commands --------------------------------------------------------------------------
+
+    async def start(self, command: StartRun, id: str) -> Outcome:
+        """Open a run file (or take up where its journal ends) and send."""
+        async with self._opening:
+            await self._make_room(command.path)
+            driver = await self._open(command.path, command.force)
+            view = driver.view(self.host.clock.monotonic())
+            driver.start()
+            self.remembered.run = RunRecord(view.path)
+            self.save()
+        done = f", {thousands(view.done)} of {thousands(view.total)} done before"
+        said = f"run {view.name}: {thousands(view.total)} prompts in {len(view.partitions)}"
+        said += f" partitions{done if view.done else ''}, output in {view.output}"
+        self.feed.emit("run", said, id)
+        return Outcome(0, said, tuple(_partition_lines(view)))
+
+    async def pause(self, command: PauseRun, id: str) -> Outcome:
+        """Stop sending; freeze, harvest or abandon what is in flight if that was asked for."""
+        driver = self._need()
+        in_flight = driver.in_flight()
+        driver.pause()
+        observed = [await self._pause_further(driver, command.how)]
+        tail = {
+            WaitHow.DRAIN: f"{in_flight} in flight end normally",
+            WaitHow.FREEZE: f"{in_flight} in flight keep their tokens in the engine",
+        }.get(command.how, observed[0])
+        said = f"paused by you: nothing is sent; {tail}"
+        self.feed.emit("paused", said, id)
+        return Outcome(0, said, tuple(filter(None, observed)))
+
+    async def resume(self, command: ResumeRun, id: str) -> Outcome:
+        """Send again; continue engines that were frozen."""
+        driver = self._need()
+        thawed = [await self._unpause(watch) for watch in self._watches() if _is_frozen(watch)]
+        driver.resume()
+        if self.steering is not None:
+            self.steering.override_policy()
+        said = "sending again" + (f"; continued {', '.join(thawed)}" if thawed else "")
+        self.feed.emit("resumed", said, id)
+        return Outcome(0, said)
+
+    async def finish(self, command: CloseRun, id: str) -> Outcome:
+        """Close the run: harvest what is in flight; its files stay."""
+        driver = self._need()
+        name = driver.spec.name
+        await self._close()
+        self.remembered.run = None
+        self.save()
+        self.feed.emit("run", f"run {name} is closed; its journal stays", id)
+        return Outcome(0, f"run {name} is closed; `kvctl run start` takes it up again")
+
+    async def throttle(self, command: Throttle, id: str) -> Outcome:
+        """Set the slots to a number (MANUAL), or leave them to the law (AUTO)."""
+        driver, steering = self._need(), self._steering()
+        target = command.target
+        if target is not None and not 1 <= target <= MOST_SLOTS:
+            raise UsageError(f"slots must be 1 to {MOST_SLOTS:,}: {target}")
+        before = driver.view(self._now()).target
+        steering.set_manual(target)
+        driver.set_manual(target)
+        after = "AUTO" if target is None else str(target)
+        said = f"slots {before} → {after}; nothing in flight is aborted"
+        self.feed.emit("slots", said, id)
+        return Outcome(0, said)
+
+    async def nudge(self, command: NudgeThrottle, id: str) -> Outcome:
+        """Add to the slots; becomes MANUAL."""
+        view = self._need().view(self._now())
+        target = min(MOST_SLOTS, max(1, view.target + command.by))
+        return await self.throttle(Throttle(target), id)
+
+    async def set_weights(self, command: SetWeights, id: str) -> Outcome:
+        """Share the slots among partitions in other proportions."""
+        self._need().set_weights(command.weights)
+        said = "weights " + ", ".join(f"{n}={w:g}" for n, w in command.weights.items())
+        self.feed.emit("weights", said, id)
+        return Outcome(0, said)
+
+    async def retry_failed(self, command: RetryFailed, id: str) -> Outcome:
+        """Queue the rows that failed for good again."""
+        count = self._need().retry_failed()
+        said = f"{count} failed rows are queued again" if count else "no row has failed"
+        self.feed.emit("retry", said, id)
+        return Outcome(0, said)
+
+    # --- by itself -------------------------------------------------------------------------
+
+    async def reopen(self) -> None:
+        """Take up the run that an earlier kvctld had open."""
+        record = self.remembered.run
+        if record is None:
+            return
+        async with self._opening:
+            try:
+                driver = await self._open(record.path, force=False)
+            except KvctlError as error:
+                self.feed.emit("run", f"{record.path} is not taken up: {error}")
+                return
+            driver.start()
+        view = driver.view(self._now())
+        said = f"run {view.name} taken up: {thousands(view.done)} of {thousands(view.total)} done"
+        self.feed.emit("run", said)
+
+    def observe(self, watch: ServerWatch) -> None:
+        """Take a new sample of a server into the law and the policy."""
+        if self.steering is not None:
+            self.steering.observe(watch)
+
+    def tick(self) -> None:
+        """Apply what changes without a sample: staleness, a server that came or went."""
+        if self.steering is not None:
+            self.steering.tick()
+
+    def view(self) -> Run | None:
+        """Return the run as the panel shows it."""
+        return None if self.driver is None else self.driver.view(self._now())
+
+    async def close(self) -> None:
+        """Harvest and close, to be taken up by the next kvctld."""
+        if self.driver is not None:
+            await self._close()
+
+    # --- inside ----------------------------------------------------------------------------
+
+    def _now(self) -> float:
+        return self.host.clock.monotonic()
+
+    def _need(self) -> RunDriver:
+        if self.driver is None:
+            raise CommandRefused("no run is open: `kvctl run start FILE` starts one")
+        return self.driver
+
+    def _steering(self) -> Steering:
+        assert self.steering is not None
+        return self.steering
+
+    async def _make_room(self, path: str) -> None:
+        """Close a run that is over; refuse to replace one that goes on."""
+        if self.driver is None:
+            return
+        view = self.driver.view(self._now())
+        if view.state not in (RunState.FINISHED, RunState.FAILED):
+            raise CommandRefused(
+                f"run {view.name} is open ({view.state.value}): `kvctl run close` ends it first"
+            )
+        await self._close()
+
+    async def _open(self, path: str, force: bool) -> RunDriver:
+        spec = load_run(path)
+        urls = resolve_servers(spec, self.servers)
+        watch = self.servers.at_url(urls[0])
+        driver = RunDriver(
+            replace(spec, servers=urls),
+            self.host.clock,
+            [self._generator(url) for url in urls],
+            RunHooks(facts=self._facts, event=lambda kind, text: self._tell(kind, text)),
+            options=open_options(watch, force),
+        )
+        await driver.open()
+        self.driver = driver
+        self.steering = Steering(self.host.clock, driver, self.servers, self._tell)
+        self.steering.tick()
+        return driver
+
+    def _generator(self, url: str) -> Callable[[], Generator]:
+        watch = self.servers.at_url(url)
+        key = watch.api_key if watch is not None else None
+        return lambda: self.host.open_generator(url, key)
+
+    async def _facts(self, url: str) -> ServerFacts | None:
+        watch = self.servers.at_url(url)
+        return None if watch is None else facts_of(watch)
+
+    def _tell(self, kind: str, text: str) -> None:
+        self.feed.emit(kind, text)
+
+    async def _close(self) -> None:
+        driver, self.driver, self.steering = self._need(), None, None
+        try:
+            await driver.close()
+        except DiskTrouble as trouble:
+            self.feed.emit("disk", f"{trouble}; those rows are made again")
+
+    def _watches(self) -> list[ServerWatch]:
+        urls = self._need().spec.servers
+        found = [self.servers.at_url(url) for url in urls]
+        return [watch for watch in found if watch is not None]
+
+    async def _pause_further(self, driver: RunDriver, how: WaitHow) -> str:
+        if how is WaitHow.DRAIN:
+            return ""
+        if how is WaitHow.FREEZE:
+            return "; ".join([await self._freeze(watch) for watch in self._watches()])
+        cut = driver.harvest if how is WaitHow.HARVEST else driver.abandon
+        return "; ".join([told_harvest(await cut(url)) for url in driver.spec.servers])
+
+    async def _freeze(self, watch: ServerWatch) -> str:
+        """Pause the engine so that requests keep their tokens; never in a mode that aborts."""
+        watch.record.paused_mode = "retract"
+        self.save()  # remembered first: a kvctld that dies now must still know to continue it
+        try:
+            await watch.engine.pause("retract")
+        except ProbeFailed as failure:
+            watch.record.paused_mode = None
+            self.save()
+            raise KvctlError(
+                f"sending is stopped, but {watch.record.name} was not frozen: {failure.detail}"
+            ) from None
+        watch.forget_rates()
+        return f"{watch.record.name} frozen (retract): its requests wait with their tokens"
+
+    async def _unpause(self, watch: ServerWatch) -> str:
+        try:
+            await watch.engine.unpause()
+        except ProbeFailed as failure:
+            raise KvctlError(
+                f"{watch.record.name} could not be continued: {failure.detail}"
+            ) from None
+        watch.record.paused_mode = None
+        watch.forget_rates()
+        self.save()
+        return watch.record.name
+
+
+def _is_frozen(watch: ServerWatch) -> bool:
+    return watch.record.paused_mode is not None
+
+
+def _partition_lines(view: Run) -> list[str]:
+    return [f"{p.name}: {p.total} prompts, {p.done} done" for p in view.partitions]
+
+
+def told_harvest(report: HarvestReport | None) -> str:
+    """Return what a harvest kept and lost, in one line."""
+    if report is None:
+        return "nothing was in flight"
+    parts = [f"{report.kept} partials, {thousands(report.kept_tokens)} tokens on disk"]
+    if report.queued:
+        parts.append(f"{report.queued} queued given back")
+    if report.finished:
+        parts.append(f"{report.finished} ended by themselves")
+    if report.restarted:
+        lost = f"{thousands(report.dropped_tokens)} tokens thrown away"
+        parts.append(f"{report.restarted} start again ({lost}: {', '.join(report.reasons)})")
+    if report.unanswered:
+        parts.append(f"{report.unanswered} not given back in time, start again")
+    return "; ".join(parts)

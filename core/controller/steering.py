@@ -1,0 +1,179 @@
+"""The throttle law and the ceiling policy of one open run, fed with each fresh sample.
+
+Pure classes decide (`QueueHold`, `ceiling.step`); this applies what they say to the driver and
+tells what changed. Lowering a target never aborts a request.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from kvctl.core.clock import Clock
+from kvctl.core.controller.server_desk import ServerDesk
+from kvctl.core.controller.server_watch import ServerWatch
+from kvctl.core.domain import decode as decoding
+from kvctl.core.domain.ceiling import CeilingAction, CeilingMarks, CeilingReading, step
+from kvctl.core.domain.figures import Figure
+from kvctl.core.domain.server import Decode, ServerState
+from kvctl.core.domain.throttle import QueueHold, ServerSample
+from kvctl.core.runs.driver import RunDriver
+from kvctl.core.runs.gate import POLICY
+
+FIT_USAGE = 0.93
+"""The usage at which a full pool decodes: C u / k is counted at it."""
+SETTLED_S = 60.0
+"""A change of the target is told once it has moved this long ago."""
+
+
+@dataclass(slots=True, eq=False)
+class Steering:
+    """Sets the targets of one run's servers."""
+
+    clock: Clock
+    driver: RunDriver
+    servers: ServerDesk
+    tell: Callable[[str, str], None]
+    laws: dict[str, QueueHold] = field(default_factory=dict)
+    _retracted: dict[str, float] = field(default_factory=dict)
+    _is_overridden: bool = False
+    """The operator sent on above the mark: the policy waits until usage has come down."""
+    _warned: bool = False
+    _told_target: int | None = None
+    _told_at: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Begin with one law a server."""
+        self.laws = {url: QueueHold() for url in self.driver.spec.servers}
+        self.set_manual(self.driver.manual)
+
+    def set_manual(self, target: int | None) -> None:
+        """Let the operator's number rule (shared among the servers), or AUTO with None."""
+        count = max(1, len(self.laws))
+        share, rest = divmod(target or 0, count)
+        for number, law in enumerate(self.laws.values()):
+            law.set_manual(None if target is None else share + (number < rest))
+        self._told_target = None
+        self._apply()
+
+    def override_policy(self) -> None:
+        """Send on although usage is above the policy's mark: the operator wins."""
+        self._is_overridden = True
+
+    def observe(self, watch: ServerWatch) -> None:
+        """Take a new sample of one server."""
+        url = watch.record.url.rstrip("/")
+        law = self.laws.get(url)
+        if law is None:
+            return
+        now = self.clock.monotonic()
+        decode = decoding.decode_of(watch.decode, now)
+        sample = _sample(watch, decode)
+        if sample is not None and not watch.is_frozen:
+            law.observe(sample, self.driver.in_flight(url), now)
+            self._observe_ceiling(url, decode)
+        self.driver.generation_tokens_per_s = _value(decode.generation_tokens_per_s)
+        pool = decode.pool_tokens.value
+        self.driver.pool_tokens = None if pool is None else int(pool)
+        target = None if self.driver.manual is None else float(self.driver.manual)
+        watch.decode = decoding.fold_target_change(watch.decode, target)
+        self._apply()
+
+    def tick(self) -> None:
+        """Apply staleness, and servers that came, went or were paused."""
+        fit = self.driver.view(self.clock.monotonic()).fit_at_mean
+        for url, law in self.laws.items():
+            law.suspend(self._why_not(url))
+            if fit is not None:
+                law.set_fit(fit * FIT_USAGE)
+        self._apply()
+        self._tell_target()
+
+    def _why_not(self, url: str) -> str | None:
+        """Return why nothing is sent to a server, None while it serves."""
+        watch = self.servers.at_url(url)
+        if watch is None:
+            return None  # not watched here: the driver's own breaker decides
+        if watch.record.paused_mode is not None:
+            return f"{watch.record.name} is frozen"
+        if watch.state in (ServerState.STALLED, ServerState.UNREACHABLE) or watch.state.is_ready:
+            return None  # it may be busy: late is not dead, and the breaker sees broken sends
+        return f"{watch.record.name} is {watch.state.value}"
+
+    def _apply(self) -> None:
+        now = self.clock.monotonic()
+        decisions = {url: law.decide(now) for url, law in self.laws.items()}
+        for url, decision in decisions.items():
+            self.driver.set_target(decision.allowed, url, note=decision.reason)
+        self.driver.auto_target = sum(d.auto_target for d in decisions.values())
+        reasons = [d.reason for d in decisions.values() if d.is_held]
+        if decisions and len(reasons) == len(decisions):
+            self.driver.hold("server", reasons[0])
+        else:
+            self.driver.release("server")
+
+    def _observe_ceiling(self, url: str, decode: Decode) -> None:
+        spec = self.driver.spec
+        marks = CeilingMarks(spec.policy, spec.pause_above, spec.resume_below)
+        usage = _value(decode.token_usage)
+        queued, retracted = decode.queued.value, self._new_retractions(url, decode)
+        reading = CeilingReading(usage, None if queued is None else int(queued), retracted)
+        if usage is not None and usage <= spec.resume_below:
+            self._is_overridden = False
+        was_paused = POLICY in self.driver.gate.pauses
+        done = step(was_paused, reading, marks)
+        if done.action is CeilingAction.PAUSE and not self._is_overridden:
+            self.driver.pause(f"paused by the policy: {done.reason}", by=POLICY)
+            self.tell("ceiling", f"paused: {done.reason}")
+        elif done.action is CeilingAction.RESUME:
+            self.driver.resume(by=POLICY)
+            self.tell("ceiling", f"resumed: {done.reason}")
+        self._warn(done.action, done.reason)
+
+    def _warn(self, action: CeilingAction, reason: str) -> None:
+        """Tell the ceiling once each time it is reached."""
+        if action is CeilingAction.WARN and not self._warned:
+            self.tell("ceiling", reason)
+        self._warned = action is CeilingAction.WARN or (
+            self._warned and action is not (CeilingAction.NONE)
+        )
+
+    def _new_retractions(self, url: str, decode: Decode) -> int | None:
+        total = decode.retracted_total.value
+        if total is None:
+            return None
+        before = self._retracted.get(url, total)
+        self._retracted[url] = total
+        return max(0, int(total - before))
+
+    def _tell_target(self) -> None:
+        """Tell where AUTO has moved the target, once it stands or has moved far."""
+        if self.driver.manual is not None or self.driver.auto_target is None:
+            return
+        now, target = self.clock.monotonic(), self.driver.auto_target
+        if self._told_target is None:
+            self._told_target, self._told_at = target, now
+            return
+        moved = abs(target - self._told_target)
+        if moved > max(4, 0.2 * self._told_target) and now - self._told_at >= SETTLED_S:
+            self.tell("AUTO", f"slots {self._told_target} → {target}")
+            self._told_target, self._told_at = target, now
+
+
+def _sample(watch: ServerWatch, decode: Decode) -> ServerSample | None:
+    """Return the figures the law needs, None where one is not known."""
+    running, queued, usage = decode.running, decode.queued, decode.token_usage
+    if running.value is None or queued.value is None or usage.value is None:
+        return None
+    pool, retracted = decode.pool_tokens.value, decode.retracted_total.value
+    return ServerSample(
+        at=running.at if running.at is not None else 0.0,
+        running=int(running.value),
+        queued=int(queued.value),
+        usage=float(usage.value),
+        retracted_total=None if retracted is None else int(retracted),
+        pool_tokens=None if pool is None else int(pool),
+        launch=watch.launch,
+    )
+
+
+def _value(figure: Figure) -> float | None:
+    return None if figure.value is None else float(figure.value)

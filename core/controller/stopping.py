@@ -1,0 +1,202 @@
+"""The stop of one server: its requests, its processes, its memory, each with proof."""
+
+import asyncio
+import signal
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from kvctl.core.controller.commands import WaitHow
+from kvctl.core.controller.gpu_desk import GpuDesk, require_clean
+from kvctl.core.controller.host import Host
+from kvctl.core.controller.server_watch import ServerWatch
+from kvctl.core.domain.errors import CommandRefused, KvctlError
+from kvctl.core.domain.gpus import GpuView, HolderKind, ProcessFacts, ProcessIdentity
+from kvctl.core.domain.holding import describe
+from kvctl.core.domain.membership import KnownServer
+from kvctl.core.ports import ProbeFailed
+from kvctl.core.servers.ending import EndReport, end_group, end_processes, launch_group
+
+TERM_WAIT_S = 45.0
+"""An idle server needs 3 to 9 s after SIGTERM (0.5.17, 0.5.23)."""
+REST_WAIT_S = 15.0
+STOP_COMMAND_S = 120.0
+
+
+class RunInterplay(Protocol):
+    """What a stop needs of the run."""
+
+    def hold(self, cause: str, reason: str) -> None:
+        """Stop sending for a cause, until it is released."""
+
+    def release(self, cause: str) -> None:
+        """End one cause of holding."""
+
+    async def settle_in_flight(self, url: str, how: WaitHow) -> str:
+        """Drain, harvest or abandon what is in flight at a server; say what was done."""
+
+    def in_flight_at(self, url: str) -> int:
+        """Return the run's own requests in flight at a server."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """What a stop is to do."""
+
+    watch: ServerWatch
+    how: WaitHow
+    cut_foreign: bool
+    known: KnownServer | None
+
+
+async def stop_server(host: Host, desk: GpuDesk, run: RunInterplay, stop: Stop) -> None:
+    """Carry out the five steps of a stop; each leaves its proof in the stages."""
+    watch, stages = stop.watch, stop.watch.stages
+    guard_stop(run, stop)
+    uuids = gpus_of(desk.view, watch)
+    beside = _beside(desk.view, watch.record.name)
+    with stages.step("hold run") as proof:
+        run.hold("stop", f"server {watch.record.name} is being stopped")
+        proof.append("nothing is sent any more")
+    with stages.step("harvest", stop.how.value) as proof:
+        proof.append(await run.settle_in_flight(watch.record.url, stop.how))
+    watch.is_stop_asked = True
+    with stages.step("stop") as proof:
+        proof.append(await _end_main(host, stop))
+    with stages.step("free GPUs") as proof:
+        proof.append(await _end_rest(host, desk, stop))
+    with stages.step("prove clean") as proof:
+        proof.append(require_clean(await desk.prove_clean(uuids, beside)))
+
+
+def guard_stop(run: RunInterplay, stop: Stop) -> None:
+    """Refuse what must not be stopped from here. Raises CommandRefused."""
+    watch = stop.watch
+    if watch.record.owner:
+        raise CommandRefused(
+            f"{watch.record.name} is kept by {watch.record.owner}, which would start it again: "
+            "stop it there"
+        )
+    foreign = foreign_requests(watch, run.in_flight_at(watch.record.url))
+    if foreign and not stop.cut_foreign:
+        raise CommandRefused(
+            f"{foreign} requests on {watch.record.name} are not this run's and would be cut: "
+            "agree with --cut-foreign, or wait until they have ended"
+        )
+
+
+def foreign_requests(watch: ServerWatch, own: int) -> int | None:
+    """Return running and queued requests that are not the run's; None if not known."""
+    decode = watch.view().decode
+    if decode.running.value is None or decode.queued.value is None or watch.is_frozen:
+        return None
+    return max(0, int(decode.running.value + decode.queued.value) - own)
+
+
+def gpus_of(view: GpuView, watch: ServerWatch) -> tuple[str, ...] | None:
+    """Return the GPUs a server uses: those it was given or holds; None for all."""
+    if watch.record.gpu_uuids:
+        return watch.record.gpu_uuids
+    held = {h.gpu_uuid for h in view.holders if h.server == watch.record.name}
+    return tuple(sorted(held)) or None
+
+
+def _beside(view: GpuView, name: str) -> tuple[ProcessIdentity, ...]:
+    """Return the holders that were there and are nobody's business here."""
+    stay = (HolderKind.FOREIGN, HolderKind.OTHER_SGLANG, HolderKind.RANK)
+    return tuple(
+        ProcessIdentity(h.pid, h.start_ticks)
+        for h in view.holders
+        if h.server != name and h.kind in stay and h.start_ticks is not None
+    )
+
+
+async def _end_main(host: Host, stop: Stop) -> str:
+    """Ask the main process to end and wait until it has."""
+    watch = stop.watch
+    await _wake(watch)
+    if watch.record.stop_command:
+        return await _run_stop_command(watch.record.stop_command)
+    if watch.identity is None:
+        raise CommandRefused(f"{watch.record.url} is not on this host: stop it there")
+    report = await end_processes(
+        host.processes,
+        host.clock,
+        [watch.identity],
+        first=signal.SIGTERM,
+        wait_s=TERM_WAIT_S,
+        escalate=False,
+    )
+    host.launcher.reap()
+    return report.lines()[0]
+
+
+async def _wake(watch: ServerWatch) -> None:
+    """Continue an engine that we paused: a paused server never finishes draining."""
+    if watch.record.paused_mode is None:
+        return
+    try:
+        await watch.engine.unpause()
+    except ProbeFailed:
+        return  # a stalled engine cannot be woken; it is killed below
+    watch.record.paused_mode = None
+
+
+async def _run_stop_command(command: Sequence[str]) -> str:
+    try:
+        done = await asyncio.to_thread(
+            subprocess.run,
+            list(command),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=STOP_COMMAND_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise KvctlError(f"the stop command {command[0]} failed: {error}") from None
+    if done.returncode != 0:
+        said = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:] or [""]
+        raise KvctlError(f"{command[0]} ended with {done.returncode}: {said[0]}")
+    return f"{command[0]} ended with 0"
+
+
+async def _end_rest(host: Host, desk: GpuDesk, stop: Stop) -> str:
+    """End what the launch left behind: ranks, detokenizer, what lost its parent."""
+    known = stop.known
+    if known is None:
+        return "not launched here: nothing else to end"
+    view = await desk.read(fresh=True)
+    held = [describe(h) for h in view.holders if h.server == stop.watch.record.name]
+    left = launch_group(host.processes, known)
+    if not left:
+        return "no process of the launch is left"
+    report = await _end_group(host, known)
+    if not report.are_all_gone:
+        raise KvctlError("; ".join(line for line in report.lines()))
+    return "; ".join((*held[:3], f"{len(report.targets)} left behind, all gone now"))
+
+
+async def _end_group(host: Host, known: KnownServer) -> EndReport:
+    def collect() -> Sequence[ProcessFacts]:
+        return launch_group(host.processes, known)
+
+    return await end_group(
+        host.processes,
+        host.clock,
+        collect,
+        first=signal.SIGTERM,
+        wait_s=REST_WAIT_S,
+        escalate=True,
+    )
+
+
+async def clean_up(host: Host, desk: GpuDesk, watch: ServerWatch, known: KnownServer) -> str:
+    """End everything of a failed or cancelled start and prove its GPUs clean."""
+    uuids = gpus_of(desk.view, watch)
+    beside = _beside(desk.view, watch.record.name)
+    report = await _end_group(host, known)
+    host.launcher.reap()
+    proof = await desk.prove_clean(uuids, beside)
+    gone = "all processes gone" if report.are_all_gone else "; ".join(report.lines())
+    return f"{gone}; {proof.summary()}"

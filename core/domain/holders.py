@@ -1,0 +1,171 @@
+"""What each process on a GPU is, joined from the driver's list and what /proc says.
+
+Pure: a device reading and host facts in, a `GpuView` out, each holder with its evidence in words.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from kvctl.core.domain.gpus import (
+    DeviceProcess,
+    GpuDevice,
+    GpuReading,
+    GpuView,
+    Holder,
+    HolderKind,
+    ProcessFacts,
+)
+from kvctl.core.domain.kinship import is_engine, rank_of
+from kvctl.core.domain.membership import Judgement, KnownServer, Me, judge
+from kvctl.core.domain.supervisors import Owner
+
+
+@dataclass(frozen=True, slots=True)
+class HostFacts:
+    """What /proc says, as far as the holders need it."""
+
+    facts: Mapping[int, ProcessFacts] = field(default_factory=dict)
+    """Every holder, its ancestors, and the mains of the known servers."""
+    device_files: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    """pid -> minors of the /dev/nvidiaN it has open or mapped."""
+    hidden: frozenset[int] = frozenset()
+    """pids that exist here but may not be looked at."""
+    owners: Mapping[int, Owner] = field(default_factory=dict)
+    scan_limits: tuple[str, ...] = ()
+
+
+def classify(reading: GpuReading, host: HostFacts, known: Sequence[KnownServer], me: Me) -> GpuView:
+    """Return devices and holders with what each is; never raises on odd input."""
+    holders: list[Holder] = []
+    for device in reading.devices:
+        for listed in device.processes:
+            holders.append(_listed(device, listed, host, known, me))
+        for pid in _file_only(device, host, me):
+            holders.append(_opened(device, pid, host, known, me))
+    return GpuView(
+        reading.devices,
+        tuple(holders),
+        reading.at,
+        reading.driver,
+        reading.problem,
+        reading.expected_count,
+        host.scan_limits,
+    )
+
+
+def _file_only(device: GpuDevice, host: HostFacts, me: Me) -> list[int]:
+    """Return who has the device open without being in the driver's list."""
+    if device.minor is None:
+        return []
+    listed = {process.pid for process in device.processes}
+    return sorted(
+        pid
+        for pid, minors in host.device_files.items()
+        if device.minor in minors and pid not in listed and pid != me.pid
+    )
+
+
+def _listed(
+    device: GpuDevice, listed: DeviceProcess, host: HostFacts, known: Sequence[KnownServer], me: Me
+) -> Holder:
+    """Return the holder behind one row of the driver's list."""
+    bare = _bare(device, listed)
+    process = host.facts.get(listed.pid)
+    if process is None:
+        return replace(bare, evidence=_unseen(listed.pid, host, me))
+    judged = judge(process, host.facts, known, me)
+    if _is_doubtful(device, process, judged, host, me):
+        return replace(
+            bare,
+            evidence=f"probably a host pid: in this container {listed.pid} is"
+            f" {process.title[:40]!r}, which does not have the GPU open",
+        )
+    return _known(bare, process, judged, host, me)
+
+
+def _opened(
+    device: GpuDevice, pid: int, host: HostFacts, known: Sequence[KnownServer], me: Me
+) -> Holder:
+    """Return the holder that was found only because it has the device file open."""
+    bare = replace(_bare(device, DeviceProcess(pid, None)), is_driver_listed=False)
+    note = f"has /dev/nvidia{device.minor} open"
+    process = host.facts.get(pid)
+    if process is None:
+        return replace(bare, evidence=f"{note}; {_unseen(pid, host, me)}")
+    judged = judge(process, host.facts, known, me)
+    noted = Judgement(judged.kind, f"{note}; {judged.evidence}", judged.server)
+    return _known(bare, process, noted, host, me)
+
+
+def _is_doubtful(
+    device: GpuDevice, process: ProcessFacts, judged: Judgement, host: HostFacts, me: Me
+) -> bool:
+    """Return whether a container's own numbering may have produced this match by chance."""
+    if not me.is_container or judged.server is not None or is_engine(process.title):
+        return False
+    opened = host.device_files.get(process.identity.pid, ())
+    return device.minor is None or device.minor not in opened
+
+
+def _unseen(pid: int, host: HostFacts, me: Me) -> str:
+    if pid in host.hidden:
+        return f"pid {pid} exists but may not be looked at: another user's, and /proc is restricted"
+    if me.is_container:
+        return f"pid {pid} is not visible here (host pid?): this is a container"
+    return f"pid {pid} is not visible here: it has just ended, or is in another pid namespace"
+
+
+def _owner_of(process: ProcessFacts, judged: Judgement, host: HostFacts) -> Owner | None:
+    """Return the owner; what merely started a launch of ours is not one."""
+    owner = host.owners.get(process.identity.pid)
+    if owner is not None and owner.restarts is None and judged.server is not None:
+        return None
+    return owner
+
+
+def _bare(device: GpuDevice, listed: DeviceProcess) -> Holder:
+    """Return what is known of a holder from the driver alone."""
+    return Holder(
+        gpu_uuid=device.uuid,
+        gpu_index=device.index,
+        pid=listed.pid,
+        start_ticks=None,
+        memory_bytes=listed.memory_bytes,
+        kind=HolderKind.INVISIBLE,
+        evidence="",
+        title="",
+        user=None,
+        parent_pid=None,
+        owner=None,
+        server=None,
+        rank=None,
+        is_mine=False,
+        is_certain=False,
+        is_permitted=False,
+    )
+
+
+def _known(
+    bare: Holder, process: ProcessFacts, judged: Judgement, host: HostFacts, me: Me
+) -> Holder:
+    """Return a holder with all that /proc says about it."""
+    owner = _owner_of(process, judged, host)
+    return replace(
+        bare,
+        start_ticks=process.identity.start_ticks,
+        kind=judged.kind,
+        evidence=judged.evidence,
+        title=process.title,
+        user=process.user,
+        parent_pid=process.parent_pid,
+        owner=owner.text if owner else None,
+        server=judged.server,
+        rank=rank_of(process.title),
+        is_mine=process.uid == me.uid,
+        is_certain=True,
+        is_permitted=me.uid in (0, process.uid),
+        owner_restarts=owner.restarts if owner else False,
+        owner_command=owner.command if owner else None,
+        state=process.state,
+        session=process.session,
+    )

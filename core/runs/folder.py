@@ -1,0 +1,201 @@
+"""The output folder of a run: its lock, its manifest, its settings and its skipped rows.
+
+raw_responses.jsonl is the truth. manifest.json says what the run was made from, so that a resume
+cannot mix settings; state.json holds only what an operator has set, so that it outlives kvctld.
+"""
+
+import fcntl
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvctl.core.domain.errors import CommandRefused, KvctlError, RunFileError
+from kvctl.core.runs.inputs import Skipped
+from kvctl.core.runs.journal import DiskTrouble, fsync_folder
+from kvctl.core.runs.records import VERSION, line_of
+
+LOCK, MANIFEST, STATE, SKIPPED, SPOOL = (
+    ".lock",
+    "manifest.json",
+    "state.json",
+    "skipped.jsonl",
+    ".spool",
+)
+
+
+class FolderInUse(CommandRefused):
+    """Another process writes to the output folder."""
+
+
+@dataclass(slots=True)
+class FolderLock:
+    """An advisory lock that ends with the process that holds it."""
+
+    folder: Path
+    descriptor: int
+
+    def release(self) -> None:
+        """Give the folder back."""
+        os.close(self.descriptor)
+
+
+def take_folder(folder: Path) -> FolderLock:
+    """Make the folder if needed and lock it.
+
+    Raises:
+        FolderInUse: Another run writes to it; its pid is named.
+        DiskTrouble: It cannot be made or written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise DiskTrouble(
+            f"{folder}: cannot be written: {error.strerror}: set another `output` in the run file"
+        ) from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip() or "unknown"
+        os.close(descriptor)
+        raise FolderInUse(
+            f"{folder}: another run writes to it (pid {holder}): close that one first"
+        ) from None
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+    return FolderLock(folder, descriptor)
+
+
+def write_whole(file: Path, data: bytes) -> None:
+    """Replace a file so that a crash leaves the old or the new one, never a part.
+
+    Raises:
+        DiskTrouble: It cannot be written; the old one is still there.
+    """
+    beside = file.with_name(f".{file.name}.new")
+    try:
+        with beside.open("wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        beside.replace(file)
+        fsync_folder(file.parent)
+    except OSError as error:
+        raise DiskTrouble(f"{file}: cannot be written: {error.strerror}") from error
+
+
+def read_object(file: Path) -> dict[str, Any] | None:
+    """Return the JSON object in a file; None if there is no file.
+
+    Raises:
+        RunFileError: It is not readable JSON.
+    """
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise RunFileError(f"{file}: cannot be read: {error}") from error
+    if not isinstance(found, dict):
+        raise RunFileError(f"{file}: not a JSON object")
+    return found
+
+
+class ManifestDiffers(CommandRefused):
+    """The folder was begun with other inputs, model or sampling."""
+
+
+def settle_manifest(folder: Path, now: Mapping[str, Any], *, force: bool) -> dict[str, Any]:
+    """Compare what the run is made from with the folder's manifest, and write it.
+
+    Facts that are None on either side are unknown and not compared.
+
+    Raises:
+        ManifestDiffers: Something differs and it was not forced; each difference is named.
+    """
+    file = folder / MANIFEST
+    before = read_object(file)
+    if before is None:
+        whole = {"v": VERSION, **now, "changes": []}
+        write_whole(file, _json(whole))
+        return whole
+    differences = _differences(before, now)
+    if differences and not force:
+        raise ManifestDiffers(
+            f"{folder}: begun with other settings: {'; '.join(differences)}: use another output "
+            "folder, or --force to mix them"
+        )
+    known = {key: value for key, value in now.items() if value is not None}
+    changes = list(before.get("changes", []))
+    if differences:
+        changes.append(differences)
+    whole = {**before, **known, "changes": changes}
+    if whole != before:
+        write_whole(file, _json(whole))
+    return whole
+
+
+_NOT_COMPARED = {"v", "changes", "created_wall", "inputs", "run_file", "detected"}
+
+
+def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    found: list[str] = []
+    for key, value in now.items():
+        old = before.get(key)
+        if key in _NOT_COMPARED or value is None or old is None or old == value:
+            continue
+        if isinstance(value, dict) and isinstance(old, dict):
+            names = sorted({*value, *old})
+            found += [
+                f"{key} {name}: {_short(old.get(name))} then, {_short(value.get(name))} now"
+                for name in names
+                if old.get(name) != value.get(name)
+            ]
+        else:
+            found.append(f"{key}: {_short(old)} then, {_short(value)} now")
+    return found
+
+
+def _short(value: object) -> str:
+    text = json.dumps(value, default=str)
+    return text if len(text) <= 120 else text[:117] + "..."
+
+
+def write_skipped(folder: Path, skipped: Iterable[Skipped]) -> None:
+    """Write the rows that will not be sent, with file, line and reason."""
+    lines = [
+        line_of(
+            {
+                "v": VERSION,
+                "partition": row.partition,
+                "id": row.id,
+                "file": row.file,
+                "line": row.line,
+                "reason": row.reason,
+            }
+        )
+        for row in skipped
+    ]
+    file = folder / SKIPPED
+    if lines or file.exists():
+        write_whole(file, b"".join(lines))
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    """Return what the operator had set; empty if nothing is there or it is unreadable."""
+    try:
+        return read_object(folder / STATE) or {}
+    except KvctlError:
+        return {}
+
+
+def write_state(folder: Path, state: Mapping[str, Any]) -> None:
+    """Keep what the operator has set. Raises DiskTrouble."""
+    write_whole(folder / STATE, _json(state))
+
+
+def _json(value: Mapping[str, Any]) -> bytes:
+    return (json.dumps(value, indent=1, sort_keys=False) + "\n").encode()

@@ -1,0 +1,278 @@
+"""Opens a run: locks its folder, checks every input, and reads back what is done.
+
+Blocking; the driver runs it in a thread. Nothing is sent and no answer is touched; a torn tail is
+moved aside, and that is reported.
+"""
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kvctl.core.domain.errors import RunFileError
+from kvctl.core.domain.runfile import RunSpec
+from kvctl.core.runs.counters import Counters, PartitionCounters
+from kvctl.core.runs.folder import (
+    SPOOL,
+    FolderLock,
+    read_state,
+    settle_manifest,
+    take_folder,
+    write_skipped,
+)
+from kvctl.core.runs.foreign import DoneElsewhere, read_done_from
+from kvctl.core.runs.inputs import ModelFacts, PartitionIndex, index_partition
+from kvctl.core.runs.journal import ERRORS, PARTIALS, RESPONSES
+from kvctl.core.runs.records import ErrorHead, PartialHead, ResponseHead, sampling_hash
+from kvctl.core.runs.scan import ScanNotes, read_stream, refuse_damage, repair_tails, torn_stamp
+from kvctl.core.runs.schedule import Job, PartialAt, Schedule
+from kvctl.core.runs.templates import load_renderer, vocabulary_of
+
+
+@dataclass(frozen=True, slots=True)
+class OpenOptions:
+    """What the controller knows and the operator allowed."""
+
+    force: bool = False
+    """Resume although the manifest differs."""
+    accept_damage: bool = False
+    """Leave damaged lines inside the journal where they are."""
+    model_folder: str | None = None
+    """Where tokenizer and config.json lie; the run file's `tokenizer` goes before it."""
+    vocabulary: int | None = None
+    """Number of token ids; None: as config.json says."""
+    context_tokens: int | None = None
+    """Longest prompt and answer together that the server takes; None: not checked."""
+    model: str | None = None
+    weight_version: str | None = None
+
+
+@dataclass(slots=True)
+class OpenedRun:
+    """Everything that is known before the first request."""
+
+    spec: RunSpec
+    folder: Path
+    lock: FolderLock
+    run8: str
+    """Eight characters that begin every request id of this run."""
+    manifest: dict[str, Any]
+    facts: ModelFacts
+    indexes: list[PartitionIndex]
+    schedule: Schedule
+    counters: Counters
+    state: dict[str, Any]
+    """What the operator had set."""
+    tries: dict[tuple[int, int], Job] = field(default_factory=dict)
+    """Attempts so far of rows that failed at least once."""
+    failed: dict[tuple[int, int], Job] = field(default_factory=dict)
+    """Rows in errors.jsonl for good."""
+    notes: ScanNotes = field(default_factory=ScanNotes)
+    elsewhere: DoneElsewhere = field(default_factory=DoneElsewhere)
+    unknown_answers: int = 0
+    """Answers in the journal whose row is in no input."""
+
+
+def model_facts(spec: RunSpec, options: OpenOptions) -> ModelFacts:
+    """Return what inputs are checked against."""
+    folder = spec.tokenizer or options.model_folder
+    if spec.tokenizer is not None and not Path(spec.tokenizer).is_dir():
+        raise RunFileError(f"{spec.path}: run.tokenizer: no folder {spec.tokenizer}")
+    vocabulary = options.vocabulary
+    if vocabulary is None and folder is not None:
+        vocabulary = vocabulary_of(folder)
+    renderer = load_renderer(folder) if folder is not None else None
+    return ModelFacts(renderer, vocabulary, options.context_tokens)
+
+
+def index_run(spec: RunSpec, facts: ModelFacts, spool: Path | None) -> list[PartitionIndex]:
+    """Check the inputs of every partition; every problem that refuses the run in one go.
+
+    Raises:
+        RunFileError: One line a partition that cannot be used.
+    """
+    indexes: list[PartitionIndex] = []
+    problems: list[str] = []
+    for partition in spec.partitions:
+        try:
+            index = index_partition(partition, facts, spool)
+        except RunFileError as error:
+            problems.append(f"{spec.path}: {error}")
+            continue
+        if not len(index) and not index.skipped:
+            problems.append(f"{spec.path}: {partition.name}: its input files hold no rows")
+        indexes.append(index)
+    if problems:
+        raise RunFileError("\n".join(problems))
+    return indexes
+
+
+def open_run(spec: RunSpec, options: OpenOptions, wall: float) -> OpenedRun:
+    """Lock, check and read back a run.
+
+    Args:
+        spec: The run.
+        options: What is known and allowed.
+        wall: UTC seconds, for names and the manifest.
+
+    Raises:
+        KvctlError: The folder is in use or not writable, an input cannot be used, the manifest
+            differs, or the journal is damaged; the folder is unlocked again.
+    """
+    if spec.attach is not None:
+        raise RunFileError(f"{spec.path}: an attached run is only counted: kvctl run attach")
+    folder = Path(spec.output)
+    lock = take_folder(folder)
+    try:
+        return _open_locked(spec, options, wall, lock)
+    except BaseException:
+        lock.release()
+        raise
+
+
+def _open_locked(spec: RunSpec, options: OpenOptions, wall: float, lock: FolderLock) -> OpenedRun:
+    folder = lock.folder
+    facts = model_facts(spec, options)
+    spool = folder / SPOOL
+    spool.mkdir(exist_ok=True)
+    indexes = index_run(spec, facts, spool)
+    manifest = settle_manifest(folder, _manifest(spec, options, indexes, wall), force=options.force)
+    schedule = Schedule({i.spec.name: len(i) for i in indexes}, spec.order, spec.scout)
+    for lane, index in zip(schedule.lanes, indexes, strict=True):
+        lane.weight = index.spec.weight
+    opened = OpenedRun(
+        spec=spec,
+        folder=folder,
+        lock=lock,
+        run8=manifest["run"],
+        manifest=manifest,
+        facts=facts,
+        indexes=indexes,
+        schedule=schedule,
+        counters=Counters(
+            [PartitionCounters(i.spec.name, len(i), skipped=len(i.skipped)) for i in indexes]
+        ),
+        state=read_state(folder),
+    )
+    repair_tails(folder, opened.notes, stamp=torn_stamp(wall))
+    _read_back(opened)
+    refuse_damage(opened.notes, accept=options.accept_damage)
+    write_skipped(folder, [row for index in indexes for row in index.skipped])
+    return opened
+
+
+def _manifest(
+    spec: RunSpec, options: OpenOptions, indexes: list[PartitionIndex], wall: float
+) -> dict[str, Any]:
+    names = [i.spec.name for i in indexes]
+    folder = spec.tokenizer or options.model_folder
+    return {
+        "run": secrets.token_hex(4),
+        "name": spec.name,
+        "run_file": spec.path,
+        "created_wall": wall,
+        "model": options.model,
+        "weight_version": options.weight_version,
+        "prompts_as": "ids" if folder and any(i.facts.renderer for i in indexes) else "given",
+        "input_sha256": {n: f"{i.digest:064x}" for n, i in zip(names, indexes, strict=True)},
+        "sampling": {n: dict(i.spec.sampling) for n, i in zip(names, indexes, strict=True)},
+        "sampling_hash": {
+            n: sampling_hash(i.spec.sampling) for n, i in zip(names, indexes, strict=True)
+        },
+        "inputs": {n: [str(f) for f in i.shown] for n, i in zip(names, indexes, strict=True)},
+        "detected": {
+            n: {f: str(k) for f, k in i.formats.items()}
+            for n, i in zip(names, indexes, strict=True)
+        },
+    }
+
+
+def _read_back(opened: OpenedRun) -> None:
+    rows = {index.spec.name: (n, index.rows) for n, index in enumerate(opened.indexes)}
+    _read_responses(opened, rows)
+    if opened.spec.done_from:
+        _read_elsewhere(opened, rows)
+    _read_errors(opened, rows)
+    _read_partials(opened, rows)
+
+
+Rows = Mapping[str, tuple[int, dict[str, int]]]
+
+
+def _place(rows: Rows, partition: str, name: str) -> tuple[int, int] | None:
+    number, ids = rows.get(partition, (0, {}))
+    row = ids.get(name)
+    return None if row is None else (number, row)
+
+
+def _read_responses(opened: OpenedRun, rows: Rows) -> None:
+    counters, lanes = opened.counters, opened.schedule.lanes
+    for line in read_stream(opened.folder, RESPONSES, ResponseHead, opened.notes):
+        head = line.head
+        place = _place(rows, head.partition, head.id)
+        if place is None:
+            opened.unknown_answers += 1
+            continue
+        number, row = place
+        if lanes[number].taken[row]:
+            counters.duplicates += 1
+            continue
+        opened.schedule.mark_done(number, row)
+        opened.schedule.mark_scouted(number, 1)
+        capped = head.finish_reason.type == "length"
+        counters.accept(number, head.completion_tokens, head.prompt_tokens, capped)
+        part = counters.partitions[number]
+        part.last_wall = max(part.last_wall or 0.0, head.t_done) or None
+
+
+def _read_elsewhere(opened: OpenedRun, rows: Rows) -> None:
+    found = read_done_from(opened.spec.done_from, rows)
+    opened.elsewhere = found
+    for number, row in found.done:
+        if not opened.schedule.lanes[number].taken[row]:
+            opened.schedule.mark_done(number, row)
+            opened.counters.partitions[number].done += 1
+            opened.counters.partitions[number].elsewhere += 1
+
+
+def _read_errors(opened: OpenedRun, rows: Rows) -> None:
+    for line in read_stream(opened.folder, ERRORS, ErrorHead, opened.notes):
+        head = line.head
+        place = _place(rows, head.partition, head.id)
+        if place is None or opened.schedule.lanes[place[0]].taken[place[1]]:
+            continue
+        job = Job(*place, attempt=head.attempt + 1, failures=head.counted)
+        if head.is_final:
+            opened.failed[place] = job
+        else:
+            opened.failed.pop(place, None)
+        opened.tries[place] = job
+    for number, row in opened.failed:
+        opened.schedule.mark_done(number, row)
+        opened.counters.partitions[number].failed += 1
+
+
+def _read_partials(opened: OpenedRun, rows: Rows) -> None:
+    latest: dict[tuple[int, int], PartialAt] = {}
+    attempts: dict[tuple[int, int], int] = {}
+    for line in read_stream(opened.folder, PARTIALS, PartialHead, opened.notes):
+        head = line.head
+        place = _place(rows, head.partition, head.id)
+        if place is None or opened.schedule.lanes[place[0]].taken[place[1]]:
+            continue
+        attempts[place] = head.attempt + 1
+        at = PartialAt(str(line.file), line.offset, head.n_output, head.numerics)
+        # An empty one says that the row starts again.
+        if head.n_output:
+            latest[place] = at
+        else:
+            latest.pop(place, None)
+    for place, attempt in attempts.items():
+        job = opened.tries.setdefault(place, Job(*place))
+        job.attempt = max(job.attempt, attempt)
+    for place, at in latest.items():
+        job = opened.tries[place]
+        opened.schedule.add_partial(
+            Job(*place, attempt=job.attempt, failures=job.failures, partial=at)
+        )

@@ -1,0 +1,149 @@
+"""One server's request slots: what is in flight there, its target, and its circuit breaker."""
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass, field
+
+from kvctl.core.clock import Clock
+from kvctl.core.ports import Generator, TransportFailed
+from kvctl.core.runs.inputs import Prompt
+from kvctl.core.runs.schedule import Job
+
+_FAILURE_WINDOW_S = 10.0
+_MANY = 3
+_FIRST_PROBE_S, _LAST_PROBE_S = 1.0, 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFacts:
+    """What a server is, as far as a run depends on it; None is unknown."""
+
+    model: str | None = None
+    weight_version: str | None = None
+    launch: str | None = None
+    """Which start of it this is."""
+    numerics: str | None = None
+    """`kvctl.core.domain.outcomes.numerics_of` its flags."""
+
+
+@dataclass(slots=True)
+class Flight:
+    """One request on its way."""
+
+    job: Job
+    rid: str
+    started_at: float
+    """Monotonic seconds."""
+    prompt: Prompt | None = None
+    kept_tokens: int = 0
+    """Tokens of a partial that this request continues."""
+    is_sent: bool = False
+    is_cut: bool = False
+    """We asked the server to abort it …"""
+    keeps_partial: bool = True
+    """… and what it has made so far is kept."""
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    task: "asyncio.Task[None] | None" = None
+
+
+@dataclass(slots=True)
+class ServerSlots:
+    """The run's places at one server."""
+
+    generator: Generator
+    clock: Clock
+    target: int = 0
+    note: str = ""
+    """Why the target is what it is, in one line."""
+    facts: ServerFacts = ServerFacts()
+    is_known: bool = False
+    """It was reached in this session, and has said what it is if it is asked."""
+    flights: dict[str, Flight] = field(default_factory=dict)
+    is_cutting: bool = False
+    """A harvest is going on: nothing new is sent."""
+    down: str | None = None
+    """Why nothing is sent there until a probe succeeds; None while it is well."""
+    probe_at: float | None = None
+    """Monotonic seconds of the next probe while `down`."""
+    orphans: list[str] = field(default_factory=list)
+    """Ids whose connection broke: aborted before anything else is sent."""
+    _failures: deque[float] = field(default_factory=deque)
+    _delay_s: float = _FIRST_PROBE_S
+    _good: int = 0
+    _probing: "asyncio.Task[bool] | None" = None
+
+    @property
+    def url(self) -> str:
+        """The server's URL."""
+        return self.generator.url
+
+    @property
+    def headroom(self) -> int:
+        """How many more requests may be sent now."""
+        if self.down is not None or self.is_cutting:
+            return 0
+        return max(0, self.target - len(self.flights))
+
+    def trip(self, why: str) -> None:
+        """Note that the server failed; a connection that failed stops sending at once."""
+        now = self.clock.monotonic()
+        self._failures.append(now)
+        self._forget(now)
+        if self.down is None:
+            self.down = why
+            self._delay_s = _FIRST_PROBE_S
+            self._good = 0
+            self.probe_at = now
+
+    def note_server_error(self, why: str) -> None:
+        """Note a 5xx; several within seconds stop sending."""
+        now = self.clock.monotonic()
+        self._failures.append(now)
+        self._forget(now)
+        if len(self._failures) >= _MANY and self.down is None:
+            self.down = why
+            self._delay_s = _FIRST_PROBE_S
+            self._good = 0
+            self.probe_at = now + self._delay_s
+
+    def _forget(self, now: float) -> None:
+        while self._failures and self._failures[0] < now - _FAILURE_WINDOW_S:
+            self._failures.popleft()
+
+    @property
+    def is_failing_broadly(self) -> bool:
+        """Whether several requests failed within seconds: the server's fault, not a row's."""
+        return len(self._failures) >= _MANY
+
+    async def is_alive(self) -> bool:
+        """Ask the server; callers at the same time share one question."""
+        if self._probing is None or self._probing.done():
+            self._probing = asyncio.create_task(self.generator.is_alive())
+        return await asyncio.shield(self._probing)
+
+    async def probe(self) -> bool:
+        """Probe a server that is down; return whether it may be sent to again.
+
+        One good answer is enough after a single failure, two in a row after several.
+        """
+        alive = await self.is_alive()
+        now = self.clock.monotonic()
+        self._good = self._good + 1 if alive else 0
+        needed = 2 if self.is_failing_broadly else 1
+        if self._good >= needed:
+            self.down, self.probe_at = None, None
+            self._failures.clear()
+            return True
+        wait = _FIRST_PROBE_S if alive else self._delay_s
+        self._delay_s = _FIRST_PROBE_S if alive else min(self._delay_s * 2, _LAST_PROBE_S)
+        self.probe_at = now + wait
+        return False
+
+    async def abort_orphans(self) -> None:
+        """Abort what broken connections may have left at the server, so that nothing runs twice."""
+        rids, self.orphans = self.orphans, []
+        for rid in rids:
+            try:
+                await self.generator.abort(rid)
+            except TransportFailed:
+                return

@@ -1,0 +1,158 @@
+"""One server's /generate and /abort_request over aiohttp.
+
+No cap on connections and no total timeout (both would silently cut a run), TCP keep-alive to
+notice a dead host, connections dropped before the server's own keep-alive of 5 s ends. Judging
+answers is `kvctl.core.domain.outcomes`.
+Source: SGLang 0.5.23 /generate, /abort_request, /model_info.
+"""
+
+import json
+import socket
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from kvctl.core.ports import GenerateReply, GenerateRequest, TransportFailed
+
+CONNECT_S = 10.0
+_ABORT_S = 15.0
+_PROBE_S = 8.0
+_KEEPALIVE_S = 4.0
+
+
+class _Reply(msgspec.Struct):
+    meta_info: dict[str, Any]
+    text: str | None = None
+    output_ids: list[int] = msgspec.field(default_factory=list)
+
+
+_decode_reply = msgspec.json.Decoder(_Reply).decode
+
+
+class AiohttpGenerator:
+    """Sends requests of the run to one server."""
+
+    def __init__(self, url: str, *, api_key: str | None = None) -> None:
+        """Prepare for a server; nothing is sent yet."""
+        self.url = url.rstrip("/")
+        self._headers = {"Content-Type": "application/json"}
+        if api_key:
+            self._headers["Authorization"] = f"Bearer {api_key}"
+        self._session: aiohttp.ClientSession | None = None
+
+    async def generate(self, request: GenerateRequest) -> GenerateReply:
+        """Send one request and wait for its end, however long. Raises TransportFailed."""
+        body: dict[str, object] = {"rid": request.rid, "sampling_params": dict(request.sampling)}
+        if request.input_ids is not None:
+            body["input_ids"] = request.input_ids
+        else:
+            body["text"] = request.text
+        status, answer = await self._post("/generate", body, total_s=None)
+        return _as_reply(status, answer)
+
+    async def abort(self, rid: str) -> None:
+        """Abort one request. Raises TransportFailed."""
+        status, answer = await self._post("/abort_request", {"rid": rid}, total_s=_ABORT_S)
+        if status != 200:
+            raise TransportFailed(f"abort: HTTP {status} {_error_text(answer)}", sent=True)
+
+    async def is_alive(self) -> bool:
+        """Ask /model_info, which the front end answers without the scheduler."""
+        timeout = aiohttp.ClientTimeout(total=_PROBE_S)
+        try:
+            async with self._open().get(f"{self.url}/model_info", timeout=timeout) as response:
+                await response.read()
+                return response.status < 500
+        except (aiohttp.ClientError, OSError, TimeoutError):
+            return False
+
+    async def close(self) -> None:
+        """Close connections."""
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    def _open(self) -> aiohttp.ClientSession:
+        if self._session is None or self._session.closed:
+            connector = aiohttp.TCPConnector(
+                limit=0, keepalive_timeout=_KEEPALIVE_S, socket_factory=_keepalive_socket
+            )
+            self._session = aiohttp.ClientSession(
+                connector=connector,
+                headers=self._headers,
+                auto_decompress=True,
+                trust_env=False,
+            )
+        return self._session
+
+    async def _post(
+        self, path: str, body: dict[str, object], *, total_s: float | None
+    ) -> tuple[int, bytes]:
+        timeout = aiohttp.ClientTimeout(
+            total=total_s, connect=None, sock_connect=CONNECT_S, sock_read=None
+        )
+        data = msgspec.json.encode(body)
+        try:
+            async with self._open().post(self.url + path, data=data, timeout=timeout) as response:
+                return response.status, await response.read()
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            raise TransportFailed(f"no connection to {self.url}: {error}", sent=False) from error
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            words = str(error) or type(error).__name__
+            raise TransportFailed(f"{self.url} broke the connection: {words}", sent=True) from error
+
+
+def _keepalive_socket(info: tuple[Any, ...]) -> socket.socket:
+    family, kind, protocol, *_ = info
+    made = socket.socket(family, kind, protocol)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4)):
+        if hasattr(socket, name):
+            made.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    return made
+
+
+def _as_reply(status: int, answer: bytes) -> GenerateReply:
+    if status != 200:
+        return GenerateReply(status, None, (), None, {}, _error_text(answer))
+    try:
+        reply = _decode_reply(answer)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        reply = _decode_slowly(answer)
+    finish = reply.meta_info.get("finish_reason")
+    return GenerateReply(
+        status,
+        reply.text,
+        tuple(reply.output_ids),
+        finish if isinstance(finish, dict) else None,
+        reply.meta_info,
+        None,
+    )
+
+
+def _decode_slowly(answer: bytes) -> _Reply:
+    """Read what the strict decoder refuses, such as half a surrogate pair in the text."""
+    try:
+        return msgspec.convert(json.loads(answer), _Reply)
+    except (ValueError, msgspec.MsgspecError) as error:
+        raise TransportFailed(
+            f"the answer is not what /generate gives: {error}", sent=True
+        ) from error
+
+
+def _error_text(answer: bytes) -> str:
+    """Return the message of an error body in any of its three shapes."""
+    text = answer.decode("utf-8", "replace").strip()
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return " ".join(text.split())[:500]
+    if isinstance(found, dict):
+        error = found.get("error")
+        if isinstance(error, dict):
+            error = error.get("message")
+        message = error if isinstance(error, str) and error else found.get("message")
+        if isinstance(message, str) and message:
+            return message
+    return " ".join(text.split())[:500]

@@ -1,0 +1,195 @@
+"""Checks a run's output against its inputs: every id exactly once, every file readable.
+
+Only reads; it works on a run that goes on, too. Whether a record is an answer is judged again.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from kvctl.core.domain.outcomes import Answer, judge
+from kvctl.core.domain.runfile import RunSpec
+from kvctl.core.runs.foreign import read_done_from
+from kvctl.core.runs.inputs import PartitionIndex
+from kvctl.core.runs.journal import ERRORS, RESPONSES, STREAMS
+from kvctl.core.runs.opening import OpenOptions, index_run, model_facts
+from kvctl.core.runs.records import ErrorHead
+from kvctl.core.runs.scan import Damage, ScanNotes, read_stream
+
+_SHOWN = 20
+Key = tuple[str, str]
+
+
+class WholeResponse(msgspec.Struct):
+    """An accepted answer, as far as it is checked."""
+
+    id: str
+    partition: str
+    output_ids: list[int]
+    completion_tokens: int
+    finish_reason: dict[str, object]
+    text: str | None = None
+    prompt_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    """What the check found."""
+
+    output: str
+    total: int
+    """Rows that should have an answer."""
+    done: int
+    elsewhere: int
+    """Answered in a `done_from` file, among `done`."""
+    failed: int
+    """Rows in errors.jsonl for good."""
+    skipped: int
+    """Rows of the inputs that cannot be sent."""
+    missing: tuple[Key, ...]
+    """Rows with neither answer nor failure; the first 20 of `missing_count`."""
+    missing_count: int
+    duplicates: tuple[Key, ...]
+    """Rows with more than one answer; the first 20 of `duplicate_count`."""
+    duplicate_count: int
+    unknown_count: int
+    """Answers of no row of the inputs."""
+    damages: tuple[Damage, ...]
+    bad_records: tuple[str, ...]
+    """Whole records that are no accepted answer, one line each."""
+    finish: dict[str, int]
+    """Answers by finish reason."""
+    tokens: int
+    set_sha256: str
+    """Hash of the sorted (partition, id) of all answers."""
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether every row has exactly one answer and everything is readable."""
+        problems = self.missing_count or self.duplicate_count or self.unknown_count
+        return not (problems or self.failed or self.damages or self.bad_records)
+
+    def lines(self) -> list[str]:
+        """Return the report as plain lines, the result first."""
+        word = "every id exactly once" if self.is_exact else "NOT complete"
+        found = [
+            f"{word}: {self.done:,} of {self.total:,} answered, {self.failed:,} failed, "
+            f"{self.skipped:,} skipped, {self.missing_count:,} missing, "
+            f"{self.duplicate_count:,} twice",
+            f"answers by finish reason: {_counts(self.finish)}; {self.tokens:,} output tokens",
+            f"sha256 of the set of ids: {self.set_sha256}",
+        ]
+        if self.elsewhere:
+            found.append(f"{self.elsewhere:,} of them in done_from files")
+        if self.unknown_count:
+            found.append(f"{self.unknown_count:,} answers belong to no row of the inputs")
+        found += [f"missing: {partition} {name}" for partition, name in self.missing]
+        found += [f"twice: {partition} {name}" for partition, name in self.duplicates]
+        found += [f"damaged: {damage}" for damage in self.damages]
+        return found + [f"bad: {line}" for line in self.bad_records]
+
+
+def _counts(found: dict[str, int]) -> str:
+    return ", ".join(f"{n:,} {name}" for name, n in sorted(found.items())) or "none"
+
+
+def verify(spec: RunSpec, options: OpenOptions = OpenOptions()) -> VerifyReport:  # noqa: B008
+    """Check the output of a run against its inputs, without modifying anything.
+
+    Raises:
+        RunFileError: The inputs cannot be used.
+    """
+    facts = model_facts(spec, options)
+    indexes = index_run(spec, facts, None)
+    folder = Path(spec.output)
+    notes = ScanNotes()
+    check = _Check(indexes, facts.vocabulary)
+    for line in read_stream(folder, RESPONSES, WholeResponse, notes):
+        check.add(line.head, f"{line.file.name} at byte {line.offset}")
+    own = set(check.seen)
+    rows = {index.spec.name: (n, index.rows) for n, index in enumerate(indexes)}
+    elsewhere = {
+        (indexes[n].spec.name, indexes[n].id_of(row))
+        for n, row in read_done_from(spec.done_from, rows).done
+    } - own
+    done = own | elsewhere
+    failed = _failed(folder, notes) & check.expected() - done
+    missing = sorted(check.expected() - done - failed)
+    for stream in STREAMS:
+        if stream not in (RESPONSES, ERRORS):
+            list(read_stream(folder, stream, msgspec.Raw, notes))
+    return VerifyReport(
+        output=spec.output,
+        total=sum(len(index) for index in indexes),
+        done=len(done),
+        elsewhere=len(elsewhere),
+        failed=len(failed),
+        skipped=sum(len(index.skipped) for index in indexes),
+        missing=tuple(missing[:_SHOWN]),
+        missing_count=len(missing),
+        duplicates=tuple(check.twice[:_SHOWN]),
+        duplicate_count=len(check.twice),
+        unknown_count=check.unknown,
+        damages=tuple(notes.damages),
+        bad_records=tuple(check.bad),
+        finish=check.finish,
+        tokens=check.tokens,
+        set_sha256=_set_hash(done),
+    )
+
+
+def _failed(folder: Path, notes: ScanNotes) -> set[Key]:
+    failed: set[Key] = set()
+    for line in read_stream(folder, ERRORS, ErrorHead, notes):
+        key = (line.head.partition, line.head.id)
+        if line.head.is_final:
+            failed.add(key)
+        else:
+            failed.discard(key)
+    return failed
+
+
+def _set_hash(keys: set[Key]) -> str:
+    digest = hashlib.sha256()
+    for partition, name in sorted(keys):
+        digest.update(f"{partition}\0{name}\n".encode())
+    return digest.hexdigest()
+
+
+class _Check:
+    """Counts accepted answers one by one."""
+
+    def __init__(self, indexes: list[PartitionIndex], vocabulary: int | None) -> None:
+        self.rows = {index.spec.name: index.rows for index in indexes}
+        self.vocabulary = vocabulary
+        self.seen: set[Key] = set()
+        self.twice: list[Key] = []
+        self.unknown = self.tokens = 0
+        self.bad: list[str] = []
+        self.finish: dict[str, int] = {}
+
+    def expected(self) -> set[Key]:
+        return {(name, row) for name, rows in self.rows.items() for row in rows}
+
+    def add(self, record: WholeResponse, where: str) -> None:
+        key = (record.partition, record.id)
+        if record.id not in self.rows.get(record.partition, {}):
+            self.unknown += 1
+        elif key in self.seen:
+            self.twice.append(key)
+        else:
+            self.seen.add(key)
+            self.tokens += len(record.output_ids)
+        reason = str(record.finish_reason.get("type"))
+        self.finish[reason] = self.finish.get(reason, 0) + 1
+        if (problem := self._problem(record)) and len(self.bad) < _SHOWN:
+            self.bad.append(f"{where}: {record.partition} {record.id}: {problem}")
+
+    def _problem(self, record: WholeResponse) -> str | None:
+        if record.completion_tokens != len(record.output_ids):
+            return f"says {record.completion_tokens} tokens, holds {len(record.output_ids)}"
+        answer = Answer(200, record.finish_reason, record.output_ids, record.text)
+        judgement = judge(answer, self.vocabulary)
+        return None if judgement.kind.is_accepted else f"{judgement.kind}: {judgement.detail}"

@@ -1,0 +1,173 @@
+"""Turns what a run has counted into the `Run` that frontends show."""
+
+from dataclasses import dataclass
+
+from kvctl.core.domain.ceiling import fit, held_tokens
+from kvctl.core.domain.figures import Figure, unknown
+from kvctl.core.domain.progress import (
+    ROUGH_BELOW,
+    Rate,
+    Work,
+    expected_length,
+    remaining_s,
+    sum_lengths,
+)
+from kvctl.core.domain.run import Partition, PartitionState, Run, RunState
+from kvctl.core.runs.counters import PartitionCounters
+from kvctl.core.runs.journal import Journal
+from kvctl.core.runs.opening import OpenedRun
+from kvctl.core.runs.slots import Flight, ServerSlots
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What the driver knows beside the counters."""
+
+    state: RunState
+    state_since: float
+    reason: str
+    is_auto: bool
+    auto_target: int | None
+    started_at: float
+    """Monotonic seconds when this session began to send."""
+    generation_tokens_per_s: float | None
+    """Of all the run's servers; None: estimated from what was completed."""
+    pool_tokens: int | None
+    disk_free_bytes: int | None
+    now: float
+    wall: float
+
+
+def view_run(
+    opened: OpenedRun, journal: Journal, servers: list[ServerSlots], standing: Standing
+) -> Run:
+    """Return the run as it stands."""
+    flights = [flight for slots in servers for flight in slots.flights.values()]
+    works = [_work(opened, n, flights, standing) for n in range(len(opened.indexes))]
+    rate = _rate(opened, works, standing)
+    partitions = tuple(_partition(opened, n, work, rate, standing) for n, work in enumerate(works))
+    left = remaining_s(works, rate)
+    held = _held(opened)
+    spec = opened.spec
+    pending = opened.schedule.partials
+    return Run(
+        name=spec.name,
+        path=spec.path,
+        output=spec.output,
+        state=standing.state,
+        state_since=standing.state_since,
+        reason=standing.reason,
+        is_auto=standing.is_auto,
+        target=sum(slots.target for slots in servers),
+        auto_target=standing.auto_target,
+        in_flight=opened.counters.in_flight,
+        policy=spec.policy,
+        pause_above=spec.pause_above,
+        resume_below=spec.resume_below,
+        servers=tuple(slots.url for slots in servers),
+        partitions=partitions,
+        total=sum(p.total for p in partitions),
+        done=sum(p.done for p in partitions),
+        failed=sum(p.failed for p in partitions),
+        skipped=sum(p.skipped for p in partitions),
+        tokens=sum(p.tokens for p in partitions),
+        partials=len(pending),
+        partial_tokens=sum(job.partial.tokens for job in pending if job.partial),
+        duplicates=opened.counters.duplicates,
+        journal_at=journal.last_durable_at,
+        disk_free_bytes=standing.disk_free_bytes,
+        remaining_s=left,
+        done_wall=None if left is None else standing.wall + left,
+        effective_tokens_per_s=_figure(
+            opened.counters.window.rate(standing.now, standing.started_at), standing.now
+        ),
+        mean_answer_s=opened.counters.mean_answer_s,
+        held_tokens_mean=held,
+        fit_at_mean=fit(standing.pool_tokens, held),
+    )
+
+
+def _partition(
+    opened: OpenedRun, number: int, work: Work, rate: float | None, standing: Standing
+) -> Partition:
+    counters = opened.counters.partitions[number]
+    lengths = counters.lengths
+    state = _state(opened, number, counters)
+    return Partition(
+        name=counters.name,
+        state=state,
+        total=counters.total,
+        done=counters.done,
+        failed=counters.failed,
+        skipped=counters.skipped,
+        in_flight=counters.in_flight,
+        retrying=opened.schedule.retrying(number),
+        tokens=lengths.total,
+        mean_tokens=lengths.mean,
+        p95_tokens=lengths.quantile(0.95),
+        length_capped=counters.capped,
+        effective_tokens_per_s=_figure(
+            counters.window.rate(standing.now, standing.started_at), standing.now
+        ),
+        remaining_s=remaining_s([work], rate),
+        is_estimate_rough=lengths.count < ROUGH_BELOW,
+        weight=opened.schedule.lanes[number].weight,
+        max_new_tokens=opened.indexes[number].spec.max_new_tokens,
+        done_wall=counters.last_wall if state is PartitionState.DONE else None,
+    )
+
+
+def _state(opened: OpenedRun, number: int, counters: PartitionCounters) -> PartitionState:
+    if counters.done + counters.failed >= counters.total:
+        return PartitionState.DONE
+    busy = counters.in_flight + counters.writing
+    return opened.schedule.state_of(number, in_flight=busy, done=counters.done)
+
+
+def _work(opened: OpenedRun, number: int, flights: list[Flight], standing: Standing) -> Work:
+    counters = opened.counters.partitions[number]
+    limit = opened.indexes[number].spec.max_new_tokens
+    made = _tokens_in_flight(opened, number, flights, standing.now)
+    partials = sum(
+        job.partial.tokens
+        for job in opened.schedule.partials
+        if job.partial is not None and job.partition == number
+    )
+    length = expected_length(counters.lengths, made + partials, limit)
+    left = max(0, counters.total - counters.done - counters.failed)
+    return Work(left, length, made + partials)
+
+
+def _tokens_in_flight(opened: OpenedRun, number: int, flights: list[Flight], now: float) -> float:
+    speed = opened.counters.speed
+    limit = opened.indexes[number].spec.max_new_tokens
+    total = 0.0
+    for flight in flights:
+        if flight.job.partition == number and flight.is_sent:
+            made = flight.kept_tokens + (speed or 0.0) * (now - flight.started_at)
+            total += min(made, float(limit)) if limit is not None else made
+    return total
+
+
+def _rate(opened: OpenedRun, works: list[Work], standing: Standing) -> float | None:
+    """Return generated tok/s: the servers' own figure, else completed and in flight over time."""
+    if standing.generation_tokens_per_s:
+        return standing.generation_tokens_per_s
+    rate = opened.counters.window.rate(standing.now, standing.started_at)
+    if rate.tokens_per_s is None:
+        return None
+    is_young = standing.now - standing.started_at < opened.counters.window.longest_s
+    extra = sum(w.tokens_made for w in works) / rate.window_s if is_young else 0.0
+    return rate.tokens_per_s + extra
+
+
+def _held(opened: OpenedRun) -> float | None:
+    open_ones = [p for p in opened.counters.partitions if p.done + p.failed < p.total]
+    lengths = sum_lengths([p.lengths for p in open_ones or opened.counters.partitions])
+    return held_tokens(lengths.prompt_mean, lengths.total, lengths.squares)
+
+
+def _figure(rate: Rate, now: float) -> Figure:
+    if rate.tokens_per_s is None:
+        return unknown("nothing completed in the window", "journal")
+    return Figure(rate.tokens_per_s, f"journal, last {rate.window_s:.0f} s", now)

@@ -1,0 +1,219 @@
+"""The one proof that GPUs are clean: no holder, and memory back at the idle level.
+
+Polls until both are true of every GPU in one and the same reading that was taken after the act.
+If the time runs out, says who or what still holds each one.
+"""
+
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass
+
+from kvctl.core.clock import Clock
+from kvctl.core.domain.gpus import GpuDevice, GpuView, Holder, ProcessIdentity
+from kvctl.core.domain.holding import (
+    describe,
+    idle_limit,
+    is_left_behind,
+    unexplained_bytes,
+)
+from kvctl.core.domain.units import mib
+
+POLL_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class GpuProof:
+    """One GPU: clean, or what still holds it."""
+
+    uuid: str
+    index: int | None
+    """None where the GPU is not in the reading at all."""
+    is_clean: bool
+    used_bytes: int | None
+    limit_bytes: int | None
+    """Highest use that counts as idle; None where memory proves nothing (unified)."""
+    basis: str
+    """Where the limit comes from, in words."""
+    after_s: float
+    """Seconds from the start of the proof until it was seen clean, or until the last look."""
+    blockers: tuple[str, ...] = ()
+    beside: tuple[str, ...] = ()
+    """Holders that were agreed to stay, in words."""
+
+    def line(self) -> str:
+        """Return one line that says clean with its figures, or what is in the way."""
+        name = f"GPU {self.index}" if self.index is not None else self.uuid
+        if not self.is_clean:
+            return f"{name} NOT clean after {self.after_s:.1f} s: {'; '.join(self.blockers)}"
+        beside = f", beside {', '.join(self.beside)}" if self.beside else ""
+        return (
+            f"{name} clean after {self.after_s:.1f} s: no holder, {mib(self.used_bytes)} used"
+            f" ({self.basis}){beside}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CleanProof:
+    """All GPUs that were asked for."""
+
+    gpus: tuple[GpuProof, ...]
+    started_at: float
+    took_s: float
+    skipped: str | None = None
+    """Why there is nothing to prove (no GPU on this host)."""
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether every GPU was seen clean in one reading after the act."""
+        return bool(self.gpus) and all(gpu.is_clean for gpu in self.gpus)
+
+    @property
+    def is_satisfied(self) -> bool:
+        """Whether a start may follow: clean, or no GPU to prove clean."""
+        return self.is_clean or self.skipped is not None
+
+    def lines(self) -> tuple[str, ...]:
+        """Return one line a GPU, or why there is none."""
+        if self.skipped is not None:
+            return (f"nothing to prove clean: {self.skipped}",)
+        return tuple(gpu.line() for gpu in self.gpus)
+
+    def summary(self) -> str:
+        """Return one line: "8 of 8 GPUs clean after 1.2 s", or the first that is not."""
+        if self.skipped is not None:
+            return self.lines()[0]
+        clean = sum(1 for gpu in self.gpus if gpu.is_clean)
+        if self.is_clean:
+            return f"{clean} of {clean} GPUs clean after {self.took_s:.1f} s"
+        worst = next((gpu.line() for gpu in self.gpus if not gpu.is_clean), "no GPU was read")
+        return f"{clean} of {len(self.gpus)} GPUs clean; {worst}"
+
+
+async def prove_clean(
+    read: Callable[[], Awaitable[GpuView]],
+    clock: Clock,
+    *,
+    idle_bytes: Mapping[str, int],
+    gpus: Collection[str] | None,
+    timeout_s: float,
+    tolerate: Collection[ProcessIdentity] = (),
+) -> CleanProof:
+    """Poll until the GPUs are clean, or say what still holds them when the time is over.
+
+    Args:
+        read: Takes a new reading.
+        clock: Times the polls.
+        idle_bytes: Idle level per UUID, see `learn_idle`.
+        gpus: UUIDs; None for every GPU of the host.
+        timeout_s: Seconds to wait; the first look happens even at 0.
+        tolerate: Holders that were there before and are agreed to stay.
+    """
+    started = clock.monotonic()
+    clean_since: dict[str, float] = {}
+    while True:
+        view = await read()
+        now = clock.monotonic()
+        if not view.devices and not gpus:
+            why = view.problem or "this host has no GPU"
+            return CleanProof((), started, now - started, why)
+        proofs = []
+        for uuid in [device.uuid for device in view.devices] if gpus is None else gpus:
+            look = _look(view, uuid, started, idle_bytes, tolerate)
+            proofs.append(_timed(look, clean_since, now - started))
+        proof = CleanProof(tuple(proofs), started, now - started)
+        left = started + timeout_s - now
+        if proof.is_clean or left <= 0:
+            return proof
+        await clock.sleep(min(POLL_S, left))
+
+
+def held_lines(view: GpuView) -> tuple[str, ...]:
+    """Return one line a holder, for events and dialogs."""
+    return tuple(describe(holder) for holder in view.holders)
+
+
+def _timed(look: GpuProof, clean_since: dict[str, float], after_s: float) -> GpuProof:
+    """Stamp when a GPU was first seen clean without a break since."""
+    if not look.is_clean:
+        clean_since.pop(look.uuid, None)
+        stamp = after_s
+    else:
+        stamp = clean_since.setdefault(look.uuid, after_s)
+    return GpuProof(
+        look.uuid,
+        look.index,
+        look.is_clean,
+        look.used_bytes,
+        look.limit_bytes,
+        look.basis,
+        stamp,
+        look.blockers,
+        look.beside,
+    )
+
+
+def _look(
+    view: GpuView,
+    uuid: str,
+    started: float,
+    idle_bytes: Mapping[str, int],
+    tolerate: Collection[ProcessIdentity],
+) -> GpuProof:
+    device = next((d for d in view.devices if d.uuid == uuid), None)
+    if device is None:
+        why = view.problem or "it is not among the devices of this host any more"
+        return GpuProof(uuid, None, False, None, None, "", 0.0, (f"no proof: {why}",))
+    here = [holder for holder in view.holders if holder.gpu_uuid == uuid]
+    staying = [holder for holder in here if _identity(holder) in tolerate]
+    limit, basis = idle_limit(device, idle_bytes)
+    limit += sum(holder.memory_bytes or 0 for holder in staying)
+    blockers = [describe(h) for h in here if h not in staying and _counts(h)]
+    blockers += _device_blockers(view, device, started)
+    blockers += _memory_blockers(device, here, limit, basis)
+    used = device.memory_used_bytes.value
+    return GpuProof(
+        uuid,
+        device.index,
+        not blockers,
+        None if used is None else int(used),
+        None if device.is_unified else limit,
+        "unified memory: only holders can be proven gone" if device.is_unified else basis,
+        0.0,
+        tuple(blockers),
+        tuple(f"{holder.pid} {holder.title[:40]}" for holder in staying),
+    )
+
+
+def _identity(holder: Holder) -> ProcessIdentity | None:
+    if holder.start_ticks is None:
+        return None
+    return ProcessIdentity(holder.pid, holder.start_ticks)
+
+
+def _counts(holder: Holder) -> bool:
+    """Return whether it is in the way: monitors keep device files open and hold no memory."""
+    return holder.is_driver_listed or holder.server is not None or is_left_behind(holder)
+
+
+def _device_blockers(view: GpuView, device: GpuDevice, started: float) -> list[str]:
+    if device.problem is not None:
+        return [f"no proof: {device.problem}"]
+    if view.at is None or view.at < started:
+        return ["no proof: no reading since then"]
+    return [device.processes_problem] if device.processes_problem else []
+
+
+def _memory_blockers(device: GpuDevice, here: list[Holder], limit: int, basis: str) -> list[str]:
+    if device.is_unified or device.problem is not None:
+        return []
+    used = device.memory_used_bytes.value
+    if used is None:
+        return [f"no proof: memory unknown ({device.memory_used_bytes.reason})"]
+    if used <= limit:
+        return []
+    unexplained = unexplained_bytes(device, here)
+    who = ""
+    if unexplained is not None and unexplained > limit:
+        who = (
+            f", {mib(unexplained)} of it by no process here (another pid namespace, or the driver)"
+        )
+    return [f"{mib(used)} still used, {basis}{who}"]

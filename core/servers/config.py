@@ -1,0 +1,79 @@
+"""config.toml: the operator's rules and the panel's own settings; unknown keys are errors."""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kvctl.core.domain.errors import ConfigError
+from kvctl.core.domain.presets import dashed
+from kvctl.core.domain.rules import Rule
+
+_RULE_KEYS = {"flag", "deny", "reason"}
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """What config.toml says."""
+
+    rules: tuple[Rule, ...] = ()
+    keys: Mapping[str, str] = field(default_factory=dict)
+    """Action -> key, from `[panel.keys]`; the panel checks the names."""
+    panel: Mapping[str, Any] = field(default_factory=dict)
+    """The rest of `[panel]`, for the panel to check."""
+
+
+def read_config(path: Path) -> Config:
+    """Read config.toml; an absent file is an empty one.
+
+    Raises:
+        ConfigError: It is broken; file, key and, where known, line are named.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return Config()
+    except (OSError, UnicodeDecodeError) as failed:
+        raise ConfigError(f"{path}: cannot be read: {failed}") from failed
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as broken:
+        raise ConfigError(f"{path}: not TOML: {broken}") from broken
+    return _config(path, document)
+
+
+def _config(path: Path, document: Mapping[str, Any]) -> Config:
+    for key in document:
+        if key not in ("rule", "panel"):
+            raise ConfigError(f"{path}: unknown key '{key}'; there are [[rule]] and [panel]")
+    rules = document.get("rule", [])
+    if not isinstance(rules, list):
+        raise ConfigError(f"{path}: write [[rule]] with two brackets: there can be several")
+    panel = document.get("panel", {})
+    if not isinstance(panel, dict):
+        raise ConfigError(f"{path}: panel must be a table: [panel]")
+    keys = panel.get("keys", {})
+    if not isinstance(keys, dict) or not all(isinstance(key, str) for key in keys.values()):
+        raise ConfigError(f"{path}: [panel.keys] maps the name of an action to a key")
+    return Config(
+        rules=tuple(_rule(path, number, rule) for number, rule in enumerate(rules, start=1)),
+        keys=keys,
+        panel={name: value for name, value in panel.items() if name != "keys"},
+    )
+
+
+def _rule(path: Path, number: int, rule: object) -> Rule:
+    where = f"{path}: [[rule]] {number}"
+    if not isinstance(rule, dict):
+        raise ConfigError(f"{where}: must be a table")
+    if unknown := sorted(set(rule) - _RULE_KEYS):
+        raise ConfigError(f"{where}: unknown key '{unknown[0]}'; a rule has flag, deny and reason")
+    if missing := sorted(_RULE_KEYS - set(rule)):
+        raise ConfigError(f"{where}: '{missing[0]}' is missing; a rule has flag, deny and reason")
+    flag, deny, reason = rule["flag"], rule["deny"], rule["reason"]
+    if not (isinstance(flag, str) and flag and isinstance(reason, str) and reason):
+        raise ConfigError(f"{where}: flag and reason must be text")
+    if not (isinstance(deny, list) and deny and all(isinstance(p, str) and p for p in deny)):
+        raise ConfigError(f'{where}: deny must be a list of patterns, such as ["fp8*"]')
+    return Rule(dashed(flag), tuple(deny), reason)

@@ -1,0 +1,1 @@
+"""Pure presentation: Snapshot to lines of an exact width; no Textual here."""

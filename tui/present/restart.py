@@ -1,0 +1,393 @@
+"""The restart dialog: presets, what changes, preflight, what happens to the run; then stages.
+
+`Check` reads the outcome of CheckPreset defensively: a key that is missing is a line that is
+not shown. Keys read of its data: `lines` [{ok, name, text}], `diff` [{flag, now, after, kind}],
+`same` (number of unchanged flags), `brings` [str], `time` (str), `how` {way: {text, cost}},
+`pool_tokens`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvctl.core.controller.commands import Outcome, WaitHow
+from kvctl.core.domain.server import Server
+from kvctl.core.domain.snapshot import PresetSummary, Snapshot
+from kvctl.core.domain.units import duration, kilo_tokens
+from kvctl.tui.present import stages
+from kvctl.tui.present.box import Box, Option
+from kvctl.tui.present.figures import rounded_tokens
+from kvctl.tui.present.line import Ink, Line, Pen, beside, fitted, plain
+from kvctl.tui.present.text import literal, width, wrap
+
+MARKS = {"ok": ("✓", Ink.GOOD), "warn": ("!", Ink.WARN), "fail": ("✗", Ink.BAD)}
+LIST_WIDTH = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Line3:
+    """One preflight check: how it ended, its name, what was seen."""
+
+    ok: str
+    name: str
+    text: str
+
+    @property
+    def words(self) -> str:
+        """Name and finding as one text."""
+        return f"{self.name}: {self.text}" if self.name and self.text else self.name or self.text
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One setting that would differ."""
+
+    flag: str
+    now: str
+    after: str
+    kind: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """What CheckPreset found for one preset."""
+
+    preset: str
+    exit_status: int
+    message: str
+    lines: tuple[Line3, ...] = ()
+    changes: tuple[Change, ...] = ()
+    same: int | None = None
+    brings: tuple[str, ...] = ()
+    time: str = ""
+    how: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    pool_tokens: int | None = None
+
+    @property
+    def is_passed(self) -> bool:
+        """Whether the preset may be started."""
+        return self.exit_status == 0 and all(line.ok != "fail" for line in self.lines)
+
+
+def read_check(preset: str, outcome: Outcome) -> Check:
+    """Return the outcome of CheckPreset as a typed value."""
+    data = outcome.data
+    pool = data.get("pool_tokens")
+    same = data.get("same")
+    return Check(
+        preset,
+        outcome.exit_status,
+        outcome.message,
+        tuple(
+            Line3(str(d.get("ok", "warn")), str(d.get("name", "")), str(d.get("text", "")))
+            for d in _rows(data.get("lines"))
+        ),
+        tuple(
+            Change(_word(d.get("flag")), _word(d.get("now")), _word(d.get("after")), _kind(d))
+            for d in _rows(data.get("diff"))
+        ),
+        same if isinstance(same, int) else None,
+        tuple(str(text) for text in _sequence(data.get("brings"))),
+        str(data.get("time") or ""),
+        _ways(data.get("how")),
+        pool if isinstance(pool, int) else None,
+    )
+
+
+def _sequence(value: object) -> Sequence[Any]:
+    return value if isinstance(value, list | tuple) else ()
+
+
+def _rows(value: object) -> list[Mapping[str, Any]]:
+    return [item for item in _sequence(value) if isinstance(item, Mapping)]
+
+
+def _word(value: object) -> str:
+    if value is None or value is False:
+        return "–"
+    return "on" if value is True else str(value)
+
+
+def _kind(row: Mapping[str, Any]) -> str:
+    return str(row.get("kind") or "")
+
+
+def _ways(value: object) -> dict[str, tuple[str, str]]:
+    if not isinstance(value, Mapping):
+        return {}
+    rows = {str(k): v for k, v in value.items() if isinstance(v, Mapping)}
+    return {k: (str(v.get("text", "")), str(v.get("cost", ""))) for k, v in rows.items()}
+
+
+@dataclass(slots=True)
+class RestartState:
+    """What the dialog holds while it is open."""
+
+    is_start: bool
+    """No server runs: this starts one."""
+    chosen: int = 0
+    """Preset in the list."""
+    way: int = 0
+    """How the run waits, in `WAYS`."""
+    focus: int = 0
+    """Button: 0 Cancel, 1 go."""
+    check: Check | None = None
+    """None until the checks of the chosen preset have answered."""
+    is_awake: bool = False
+    """Half a second has passed."""
+    cuts_foreign: bool = False
+    said: str = ""
+    """Why the last key did nothing."""
+
+
+WAYS = (WaitHow.HARVEST, WaitHow.DRAIN, WaitHow.ABANDON)
+
+
+def preset_at(snapshot: Snapshot, state: RestartState) -> PresetSummary | None:
+    """Return the chosen preset."""
+    if not snapshot.presets:
+        return None
+    return snapshot.presets[state.chosen % len(snapshot.presets)]
+
+
+def why_not_yet(snapshot: Snapshot, state: RestartState) -> str:
+    """Return why y does nothing now, "" if it goes."""
+    preset = preset_at(snapshot, state)
+    if preset is None:
+        return "there is no preset; kvctl presets list says where they are looked for"
+    if state.check is None or state.check.preset != preset.name:
+        return "the checks have not answered yet"
+    if not state.check.is_passed:
+        return f"refused: {state.check.message or 'a check failed'}"
+    if not state.is_awake:
+        return "one moment: y works half a second after opening"
+    if foreign_count(snapshot) and not state.is_start and not state.cuts_foreign:
+        return "requests that are not this run's would be cut; f agrees to that"
+    return ""
+
+
+def foreign_count(snapshot: Snapshot) -> int:
+    """Return requests on the server that are not the run's own."""
+    server = snapshot.server
+    return int(server.foreign_requests.value or 0) if server else 0
+
+
+def preflight(snapshot: Snapshot, state: RestartState, columns: int, rows: int) -> list[Line]:
+    """Return the dialog before anything is touched, in at most `rows` lines."""
+    for detail in (3, 2, 1, 0):
+        drawn = _preflight(snapshot, state, columns, detail)
+        if len(drawn) <= rows:
+            break
+    return drawn
+
+
+def _preflight(snapshot: Snapshot, state: RestartState, columns: int, detail: int) -> list[Line]:
+    box = Box(columns)
+    box.section(_title(snapshot, state))
+    _top(box, snapshot, state, detail)
+    check = state.check
+    if check is not None and check.brings and detail >= 2:
+        box.section("What it brings")
+        for text in check.brings[:2]:
+            box.text(text, most=1)
+    _checks(box, check, detail)
+    if not state.is_start:
+        _run_section(box, snapshot, state, detail)
+    if check is not None and check.time and detail >= 1:
+        box.section("Time")
+        box.text(check.time, most=1)
+    if state.said:
+        box.text(state.said, Ink.WARN, 1)
+    verb = "Start" if state.is_start else "Restart"
+    keys = f"↑↓ preset  m how  y {verb.lower()}  Esc leave"
+    box.buttons(("Cancel", verb), state.focus, keys)
+    return box.end()
+
+
+def _title(snapshot: Snapshot, state: RestartState) -> str:
+    preset = preset_at(snapshot, state)
+    after = preset.name if preset else "no preset"
+    server = snapshot.server
+    if state.is_start or server is None:
+        return f"Start ── {after} ── nothing has been touched yet"
+    return f"Restart ── {server.preset or server.name} → {after} ── nothing has been touched yet"
+
+
+def _top(box: Box, snapshot: Snapshot, state: RestartState, detail: int) -> None:
+    """Add the presets and, right of them, what changes."""
+    right_width = box.inner - LIST_WIDTH - 1
+    left = _preset_list(snapshot, state, detail)
+    right = _changes(state.check, right_width, 8 if detail >= 2 else 4)
+    height = max(len(left), len(right))
+    side = [plain(1, "│", Ink.FRAME)] * height
+    joined = beside(fitted(left, height, LIST_WIDTH), side)
+    box.lines(beside(joined, fitted(right, height, right_width)))
+
+
+def _preset_list(snapshot: Snapshot, state: RestartState, detail: int) -> list[Line]:
+    head = Pen(LIST_WIDTH)
+    head.put(1, "Presets", Ink.DIM)
+    head.right(LIST_WIDTH - 1, "KV tokens", Ink.DIM)
+    drawn = [head.line()]
+    for number, preset in enumerate(snapshot.presets):
+        is_chosen = number == state.chosen % len(snapshot.presets)
+        drawn.append(_preset_line(preset, is_chosen, state.check))
+        reason = preset.problem or preset.refused
+        if reason and (detail >= 2 or is_chosen):
+            texts = wrap(reason, LIST_WIDTH - 6)[: 3 if is_chosen else 1]
+            drawn += [plain(LIST_WIDTH, f"     {text}", Ink.DIM) for text in texts]
+    return drawn
+
+
+def _preset_line(preset: PresetSummary, is_chosen: bool, check: Check | None) -> Line:
+    pen = Pen(LIST_WIDTH)
+    if is_chosen:
+        pen.put(1, ">", Ink.BOLD)
+    word = _preset_word(preset, is_chosen, check)
+    pen.right(LIST_WIDTH - 1, word)
+    room = LIST_WIDTH - 5 - width(word)
+    name = f"{literal(preset.name)}{'  runs now' if preset.is_running else ''}"
+    pen.put(3, name, Ink.BOLD if is_chosen else Ink.PLAIN, room)
+    return pen.line()
+
+
+def _preset_word(preset: PresetSummary, is_chosen: bool, check: Check | None) -> str:
+    if preset.problem:
+        return "unreadable"
+    if preset.refused:
+        return "refused"
+    if is_chosen and check is not None and check.pool_tokens and check.preset == preset.name:
+        return f"~{kilo_tokens(check.pool_tokens)}"
+    return rounded_tokens(preset.pool_tokens)
+
+
+def _changes(check: Check | None, columns: int, most: int) -> list[Line]:
+    name_room = columns - 36 if columns >= 60 else columns - 28
+    now, after = name_room + 2, name_room + 2 + (columns - name_room - 2) // 2
+    head = Pen(columns)
+    for column, word in ((1, "What changes"), (now, "now"), (after, "after")):
+        head.put(column, word, Ink.DIM)
+    drawn = [head.line()]
+    if check is None:
+        return [*drawn, plain(columns, " the checks are running …", Ink.DIM)]
+    for change in check.changes[:most]:
+        pen = Pen(columns)
+        pen.put(1, change.flag, Ink.PLAIN, name_room)
+        pen.put(now, change.now, Ink.PLAIN, after - now - 1)
+        suffix = " (env)" if change.kind == "env" else ""
+        pen.put(after, change.after + suffix, Ink.BOLD)
+        drawn.append(pen.line())
+    hidden = len(check.changes) - most
+    if hidden > 0:
+        drawn.append(plain(columns, f" and {hidden} more", Ink.DIM))
+    if check.same is not None:
+        drawn.append(plain(columns, f" {check.same} other settings stay the same", Ink.DIM))
+    elif not check.changes:
+        drawn.append(plain(columns, " nothing", Ink.DIM))
+    return drawn
+
+
+def _checks(box: Box, check: Check | None, detail: int) -> None:
+    if check is None:
+        box.section("Preflight ── running")
+        return
+    counts = {ok: sum(line.ok == ok for line in check.lines) for ok in MARKS}
+    box.section("Preflight ── " + "  ".join(f"{n} {MARKS[ok][0]}" for ok, n in counts.items()))
+    good = [line for line in check.lines if line.ok == "ok"]
+    if detail >= 1:
+        box.lines(_packed(good, box.inner, 3 if box.inner >= 96 else 2))
+    for line in check.lines:
+        if line.ok != "ok":
+            _loud(box, line, 2 if detail else 1)
+    if not check.lines:
+        box.text(check.message or "no check answered", Ink.BAD if check.exit_status else Ink.PLAIN)
+
+
+def _packed(good: Sequence[Line3], columns: int, across: int) -> list[Line]:
+    """Return passed checks in columns; one that is too long takes a line of its own."""
+    room = (columns - 1) // across
+    drawn: list[Line] = []
+    pen, used = Pen(columns), 0
+    for line in sorted(good, key=lambda item: width(item.words) + 4 > room):
+        is_long = width(line.words) + 4 > room
+        if used and (used == across or is_long):
+            drawn.append(pen.line())
+            pen, used = Pen(columns), 0
+        column = pen.put(1 + used * room, "✓ ", Ink.GOOD)
+        pen.put(column, line.words, Ink.PLAIN, columns - 5 if is_long else room - 4)
+        used = across if is_long else used + 1
+    return [*drawn, pen.line()] if used else drawn
+
+
+def _loud(box: Box, line: Line3, most: int) -> None:
+    mark, ink = MARKS.get(line.ok, MARKS["warn"])
+    for number, text in enumerate(wrap(line.words, box.inner - 5)[:most]):
+        pen = Pen(box.inner)
+        pen.put(1, mark if number == 0 else "", ink)
+        pen.put(3, text, Ink.BOLD if line.ok == "fail" else Ink.PLAIN)
+        box.lines([pen.line()])
+
+
+def _run_section(box: Box, snapshot: Snapshot, state: RestartState, detail: int) -> None:
+    run = snapshot.run
+    if run is None:
+        box.section("The run ── none is open")
+    else:
+        box.section(f"The run {run.name} ── {run.in_flight} in flight")
+        options = way_options(snapshot, state.check)
+        if detail == 0:
+            options = [options[state.way]]
+        box.options(options, state.way if detail else 0)
+    foreign = foreign_count(snapshot)
+    if foreign:
+        agreed = "will be cut, as you agreed" if state.cuts_foreign else "f agrees to cut them"
+        box.text(f"! {foreign:,} requests are not this run's: {agreed}", Ink.WARN, 1)
+
+
+def way_options(snapshot: Snapshot, check: Check | None) -> list[Option]:
+    """Return what can happen to the answers in flight, with the cost of each."""
+    run = snapshot.run
+    count = run.in_flight if run else 0
+    held = run.held_tokens_mean if run else None
+    tokens = f", ~{kilo_tokens(count * held)} tokens," if held and count else ""
+    answer = run.mean_answer_s if run else None
+    texts = {
+        "harvest": (f"keeps {count} partial answers{tokens} to be continued", "seconds"),
+        "drain": (f"waits for all {count}, no token redone", f"~{duration(answer)}" if answer else ""),
+        "abandon": (f"throws {count} partial answers away; their prompts start again", "~0 s"),
+    }  # fmt: skip
+    if check is not None:
+        texts.update({k: v for k, v in check.how.items() if k in texts})
+    return [Option(way.value, *texts[way.value]) for way in WAYS]
+
+
+def running(snapshot: Snapshot, columns: int, rows: int, title: str) -> list[Line]:
+    """Return the dialog while stages go on: each with its proof and time."""
+    server = snapshot.server
+    box = Box(columns)
+    if server is None:
+        box.section(title)
+        box.text("waiting for the first step …", Ink.DIM)
+        return box.end()
+    box.section(f"{title} ── step {stages.position(server)}{_elapsed(snapshot, server)}")
+    wraps = rows >= len(server.stages) * 2 + 6
+    for number, stage in enumerate(server.stages, 1):
+        box.lines(stages.stage_lines(stage, number, snapshot, box.inner, wraps=wraps))
+    if not server.stages:
+        box.text("waiting for the first step …", Ink.DIM)
+    box.section(f"pid {server.pid or '–'} ── log {_log(server)}")
+    box.text(server.last_log_line or "no line yet", Ink.DIM, 1)
+    keys = "l log   Esc to the overview (goes on)   X cancel this start"
+    pen = Pen(box.inner)
+    pen.right(box.inner - 1, keys, Ink.DIM)
+    box.lines([pen.line()])
+    return box.end()
+
+
+def _elapsed(snapshot: Snapshot, server: Server) -> str:
+    begun = [stage.started_at for stage in server.stages if stage.started_at is not None]
+    return f" ── {duration(snapshot.at - min(begun))}" if begun else ""
+
+
+def _log(server: Server) -> str:
+    return server.log_path.rsplit("/", 1)[-1] if server.log_path else "–"

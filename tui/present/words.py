@@ -1,0 +1,80 @@
+"""Words the panes share: states, moments and durations as they are written on the screen."""
+
+import time
+
+from kvctl.core.domain.run import Partition, PartitionState, Run, RunState
+from kvctl.core.domain.server import Server, ServerState, StageState
+from kvctl.core.domain.snapshot import Snapshot
+from kvctl.core.domain.units import duration
+
+_ROUND_TO_S = 300
+
+
+def server_word(server: Server) -> str:
+    """Return the state as one word in capitals; every serving state is READY."""
+    if server.state in (ServerState.IDLE, ServerState.DECODING):
+        return "READY"
+    return server.state.value.upper()
+
+
+def server_age(snapshot: Snapshot, server: Server) -> str:
+    """Return how long the server has been in that state; READY counts from readiness."""
+    if server.state.is_ready and server.ready_wall is not None:
+        return duration(snapshot.wall - server.ready_wall)
+    return duration(snapshot.at - server.state_since)
+
+
+def run_word(snapshot: Snapshot, run: Run) -> str:
+    """Return the run's state in words, with the cause of a hold where it is a restart."""
+    if run.state is not RunState.HOLDING:
+        return run.state.value.upper()
+    return "HELD for restart" if is_changing(snapshot.server) else "HELD"
+
+
+def is_changing(server: Server | None) -> bool:
+    """Return whether a start, stop or restart is in progress."""
+    if server is None:
+        return False
+    moving = server.state in (ServerState.STARTING, ServerState.STOPPING)
+    return moving or any(stage.state is StageState.DOING for stage in server.stages)
+
+
+def hours(seconds: float | None) -> str:
+    """Return a long duration in hours up to 99 h: "34 h 17 m"."""
+    if seconds is None or not 86400 <= seconds < 360_000:
+        return duration(seconds)
+    minutes = round(seconds) // 60
+    return f"{minutes // 60} h {minutes % 60:02d} m"
+
+
+def moment(wall: float | None, now_wall: float) -> str:
+    """Return an expected moment, to five minutes: "22:45", "Wed 22:45", "–" if unknown."""
+    if wall is None:
+        return "–"
+    rounded = round(wall / _ROUND_TO_S) * _ROUND_TO_S
+    then, now = time.localtime(rounded), time.localtime(now_wall)
+    if then[:3] == now[:3]:
+        return time.strftime("%H:%M", then)
+    return time.strftime("%a %H:%M" if rounded - now_wall < 6 * 86400 else "%d %b", then)
+
+
+def minute(wall: float | None) -> str:
+    """Return a moment of the day without seconds."""
+    return "–" if wall is None else time.strftime("%H:%M", time.localtime(wall))
+
+
+def wall_of(snapshot: Snapshot, at: float) -> float:
+    """Return the wall time of a monotonic moment of the snapshot's clock."""
+    return snapshot.wall - (snapshot.at - at)
+
+
+def open_partition(run: Run | None) -> Partition | None:
+    """Return the partition that speaks for the lengths now: the first that is open."""
+    if run is None:
+        return None
+    return next((p for p in run.partitions if p.state is PartitionState.OPEN), None)
+
+
+def single(text: str) -> str:
+    """Return text without a final full stop, to be joined into a line."""
+    return text.strip().rstrip(".")

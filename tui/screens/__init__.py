@@ -1,0 +1,1 @@
+"""The screens and dialogs: each shows lines from `present` and turns keys into actions."""
