@@ -104,6 +104,10 @@ def _needs_server(snapshot: Snapshot, view: View) -> str:
     return "a start or restart is in progress; X cancels it" if is_changing(server) else ""
 
 
+def _restart_label(snapshot: Snapshot) -> tuple[str, ...]:
+    return ("restart",) if has_live_server(snapshot) else ()
+
+
 def _needs_stillness(snapshot: Snapshot, view: View) -> str:
     changing = is_changing(snapshot.server)
     return "a start or restart is in progress; X cancels it" if changing else ""
@@ -187,6 +191,7 @@ def _why_label(snapshot: Snapshot) -> tuple[str, ...]:
 _LABELS: dict[str, Callable[[Snapshot], tuple[str, ...]]] = {
     "pause": _pause_label,
     "auto": _auto_label,
+    "restart": _restart_label,
     "stop": _stop_label,
     "why": _why_label,
 }
@@ -242,10 +247,10 @@ ACTIONS: tuple[Action, ...] = (
            Danger.NONE),
     Action("help", ("question_mark", "h", "f1"), "?", "keys that work here",
            "Every key, what it does, and why it does not work now.", "all",
-           Danger.NONE, always, None, ("all keys", "keys"), "help", 20),
+           Danger.NONE, always, None, ("all keys", "keys"), "help", 2),
     Action("leave", ("q",), "q", "leave; server and run go on",
            "Close the panel. Server, run and policy go on.", "all",
-           Danger.NONE, always, None, ("leave, all go on", "leave", ""), "leave", 19),
+           Danger.NONE, always, None, ("leave, all go on", "leave", ""), "leave", 1),
     Action("events", ("v",), "v", "events", "What happened, newest first.", "all"),
     Action("flags", ("d",), "d", "the server's settings",
            "Every setting with its origin: preset, environment, or chosen by the server.", "all"),
@@ -325,7 +330,10 @@ def hints(snapshot: Snapshot, view: View) -> list[Hint]:
     for action in ACTIONS:
         if not (action.labels or action.name in _LABELS) or action.why_not(snapshot, view):
             continue
-        found.append(action.hint(snapshot))
+        hint = action.hint(snapshot)
+        if not hint.labels:
+            continue
+        found.append(hint)
         if action.name == "pause":
             found.append(_SLOT_KEYS)
     return found

@@ -36,16 +36,24 @@ class PanelApp(App[int], inherit_bindings=False):
     ENABLE_COMMAND_PALETTE = False
     CSS = """
     Screen { background: ansi_default; }
-    Toast { background: ansi_default; border: round ansi_default; max-width: 76; }
+    DialogScreen { background: transparent; }
+    Toast { background: ansi_default; border: round ansi_default; max-width: 76; padding: 0 1; }
     """
 
-    def __init__(self, feed: Feed, *, is_ascii: bool = False, grace_s: float = GRACE_S) -> None:
+    def __init__(
+        self,
+        feed: Feed,
+        *,
+        is_ascii: bool = False,
+        grace_s: float = GRACE_S,
+        operator: str | None = None,
+    ) -> None:
         """Show this feed; `grace_s` is how long y stays dead after a dialog opened."""
         super().__init__()
         self.feed = feed
         self.grace_s = grace_s
         self.snapshot = EMPTY
-        self.view = View(is_ascii=is_ascii, operator=getpass.getuser())
+        self.view = View(is_ascii=is_ascii, operator=operator or getpass.getuser())
         self.flash = ""
         self.deeds = Deeds(self)
         self._latest: Snapshot | FeedLost | None = None
@@ -108,7 +116,8 @@ class PanelApp(App[int], inherit_bindings=False):
         if why:
             self.say(f"{action.shown or action.title}: {why}")
         elif action.make is not None:
-            self.submit(action.make(self.snapshot), action.title)
+            labels = action.hint(self.snapshot).labels
+            self.submit(action.make(self.snapshot), labels[0] if labels else action.title)
         else:
             self.deeds.of(action.name)(key)
 
@@ -182,8 +191,10 @@ class PanelApp(App[int], inherit_bindings=False):
         self.run_worker(carry, thread=True, group="files")
 
 
-def run_panel(feed: Feed, *, ascii: bool = False, no_mouse: bool = False) -> int:
+def run_panel(
+    feed: Feed, *, ascii: bool = False, no_mouse: bool = False, operator: str | None = None
+) -> int:
     """Run the panel until it is left; return the exit status."""
-    app = PanelApp(feed, is_ascii=ascii)
+    app = PanelApp(feed, is_ascii=ascii, operator=operator)
     result = app.run(mouse=not no_mouse)
     return app.return_code or result or 0

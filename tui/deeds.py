@@ -154,7 +154,11 @@ class Deeds:
         snapshot = self.app.snapshot
         server = snapshot.server
         if is_in_progress(snapshot):
-            self.app.push_screen(StagesDialog("In progress"))
+            title = (
+                snapshot.busy_command
+                or f"Start ── {server.preset or server.name if server else ''}"
+            )
+            self.app.push_screen(StagesDialog(title))
         elif server is not None and server.state is ServerState.FAILED and not self.app.view.note:
             self.app.push_screen(CardDialog())
         else:
@@ -201,7 +205,7 @@ class Deeds:
 
     def restart(self, key: str) -> None:
         """Open the restart dialog, for the preset under the cursor where there is one."""
-        self._preflight(is_start=False)
+        self._preflight(is_start=not has_live_server(self.app.snapshot))
 
     def stop(self, key: str) -> None:
         """Open the stop dialog, or the start dialog where no server runs."""

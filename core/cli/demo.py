@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 
 from kvctl.core.cli.panel import check_terminal, show_panel
 from kvctl.core.cli.progress import event_line
 from kvctl.core.cli.render import operating_point_lines
 from kvctl.core.cli.session import Session
+from kvctl.core.cli.signals import signals_as_interrupts
 from kvctl.core.clock import RealClock
 from kvctl.core.controller.commands import StartRun, StartServer
 from kvctl.core.daemon.client import DaemonClient
@@ -49,7 +49,7 @@ def demo(session: Session) -> int:
         raise UsageError(f"there is no scenario {scenario!r}; there are: {', '.join(names)}")
     if not words.headless:
         check_terminal(session)
-    with _signals_as_interrupts(), _demo_folder() as folder:
+    with signals_as_interrupts(), _demo_folder() as folder:
         host = prepare_demo(
             folder, scenario, words.speed or DEFAULT_SPEED, RealClock(), _free_port()
         )
@@ -153,21 +153,6 @@ def _demo_folder() -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextmanager
-def _signals_as_interrupts() -> Iterator[None]:
-    """A closed terminal or a SIGTERM must not leave the simulated host behind."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = {n: signal.signal(n, interrupt) for n in (signal.SIGHUP, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _free_port() -> int:

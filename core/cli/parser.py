@@ -39,6 +39,7 @@ def build_parser() -> OneLineParser:
     )
     parser.add_argument("--version", action="store_true", help="print the version")
     parser.add_argument("--no-mouse", action="store_true", help="leave the mouse to the terminal")
+    parser.add_argument("--ascii", action="store_true", help="draw the panel with ASCII only")
     parser.set_defaults(function="panel:open_panel")
     verbs = _Verbs(parser.add_subparsers(metavar="VERB", parser_class=OneLineParser), everywhere)
     for add in (_add_reading, _add_kill, _add_presets, _add_server, _add_run, _add_daemon):

@@ -118,8 +118,11 @@ class Session:
         Raises:
             UsageError: There are several and none was named, or the name is not one of them.
         """
-        names = [server.name for server in snapshot.servers]
-        return _chosen("server", getattr(self.words, "server", None), names)
+        wanted = getattr(self.words, "server", None)
+        managed = [server.name for server in snapshot.servers if server.is_managed]
+        if wanted is None and len(managed) == 1:
+            return managed[0]  # others are only watched: what acts means the one kvctl launched
+        return _chosen("server", wanted, [server.name for server in snapshot.servers])
 
     def check_run_name(self, snapshot: Snapshot) -> None:
         """Refuse a --run that names another run than the present one.

@@ -59,6 +59,7 @@ class Controller:
             self.ledger,
             CatalogueCache(),
         )
+        self.run_desk.expect()
         self.picture = Picture(host, self.feed, self.ledger)
         self.store = Store(self._compose())
         self.is_leaving = asyncio.Event()

@@ -100,6 +100,7 @@ def _record(
         launched_wall=launched.wall,
         launch_id=launch_id,
         gpu_uuids=gpu_uuids,
+        model_path=plan.model_path,
         stop_command=list(plan.stop or ()),
     )
 

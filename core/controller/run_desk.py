@@ -7,6 +7,7 @@ nothing may be sent. It serves the server desk's stops through `RunInterplay`.
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from kvctl.core.controller.commands import (
     CloseRun,
@@ -54,6 +55,8 @@ class RunDesk:
     save: Callable[[], None]
     driver: RunDriver | None = None
     steering: Steering | None = None
+    waiting: Run | None = None
+    """Shown while a run is being opened, or when it could not be taken up."""
     _opening: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     # --- what a stop or start of a server needs --------------------------------------------
@@ -174,6 +177,12 @@ class RunDesk:
 
     # --- by itself -------------------------------------------------------------------------
 
+    def expect(self) -> None:
+        """Show the remembered run from the first snapshot on."""
+        if self.remembered.run is not None:
+            path = self.remembered.run.path
+            self.waiting = _waiting(path, RunState.LOADING, "", self._now())
+
     async def reopen(self) -> None:
         """Take up the run that an earlier kvctld had open."""
         record = self.remembered.run
@@ -183,7 +192,9 @@ class RunDesk:
             try:
                 driver = await self._open(record.path, force=False)
             except KvctlError as error:
-                self.feed.emit("run", f"{record.path} is not taken up: {error}")
+                reason = f"not taken up: {error}"
+                self.waiting = _waiting(record.path, RunState.FAILED, reason, self._now())
+                self.feed.emit("run", f"{record.path} is {reason}")
                 return
             driver.start()
         view = driver.view(self._now())
@@ -202,7 +213,7 @@ class RunDesk:
 
     def view(self) -> Run | None:
         """Return the run as the panel shows it."""
-        return None if self.driver is None else self.driver.view(self._now())
+        return self.waiting if self.driver is None else self.driver.view(self._now())
 
     async def close(self) -> None:
         """Harvest and close, to be taken up by the next kvctld."""
@@ -238,6 +249,8 @@ class RunDesk:
         spec = load_run(path)
         urls = resolve_servers(spec, self.servers)
         watch = self.servers.at_url(urls[0])
+        if watch is not None and watch.info is None:
+            await watch.learn()
         driver = RunDriver(
             replace(spec, servers=urls),
             self.host.clock,
@@ -246,7 +259,7 @@ class RunDesk:
             options=open_options(watch, force),
         )
         await driver.open()
-        self.driver = driver
+        self.driver, self.waiting = driver, None
         self.steering = Steering(self.host.clock, driver, self.servers, self._tell)
         self.steering.tick()
         return driver
@@ -309,6 +322,11 @@ class RunDesk:
         watch.forget_rates()
         self.save()
         return watch.record.name
+
+
+def _waiting(path: str, state: RunState, reason: str, now: float) -> Run:
+    """Return a run of which only the file is known yet."""
+    return Run(Path(path).stem, path, "", state, now, reason)
 
 
 def _is_frozen(watch: ServerWatch) -> bool:

@@ -31,19 +31,20 @@ def _url(name: str, spec: RunSpec, servers: ServerDesk) -> str:
 
 
 def open_options(watch: ServerWatch | None, force: bool) -> OpenOptions:
-    """Return what the server says of its model, as far as a run checks against it."""
-    if watch is None or watch.info is None:
+    """Return what is known of the server's model, as far as a run checks against it.
+
+    A server that does not answer (now) still has the model path it was launched with.
+    """
+    if watch is None:
         return OpenOptions(force=force)
-    flags = watch.info.flags
-    model = flags.get("model_path")
-    folder = model if isinstance(model, str) and Path(model).is_dir() else None
-    version = flags.get("weight_version")
+    flags = watch.info.flags if watch.info is not None else {}
+    model = _text(flags.get("model_path")) or watch.record.model_path
     return OpenOptions(
         force=force,
-        model_folder=folder,
+        model_folder=model if model is not None and Path(model).is_dir() else None,
         context_tokens=watch.startup.context_tokens,
-        model=model if isinstance(model, str) else None,
-        weight_version=version if isinstance(version, str) else None,
+        model=model,
+        weight_version=_text(flags.get("weight_version")),
     )
 
 
@@ -52,12 +53,14 @@ def facts_of(watch: ServerWatch) -> ServerFacts | None:
     if watch.info is None:
         return None
     flags = watch.info.flags
-    version = flags.get("weight_version")
-    weight_version = version if isinstance(version, str) else None
-    model = flags.get("model_path")
+    weight_version = _text(flags.get("weight_version"))
     return ServerFacts(
-        model=model if isinstance(model, str) else None,
+        model=_text(flags.get("model_path")),
         weight_version=weight_version,
         launch=watch.launch,
         numerics=numerics_of(flags, weight_version),
     )
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None

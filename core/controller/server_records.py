@@ -59,5 +59,6 @@ def found_record(found: FoundServer, name: str) -> ServerRecord:
         found.session,
         log_path=found.log_path,
         ready_seen=True,
+        model_path=found.model,
         owner=found.owner.text if found.owner is not None and restarts else None,
     )

@@ -106,7 +106,7 @@ class ServerWatch:
         self._tasks = [
             asyncio.create_task(loads.run(clock)),
             asyncio.create_task(metrics.run(clock)),
-            asyncio.create_task(self._learn()),
+            asyncio.create_task(self._keep_asking()),
             asyncio.create_task(self._follow()),
         ]
 
@@ -202,7 +202,7 @@ class ServerWatch:
         before, self.state, self.state_since = self.state, state, now
         if state.is_ready and not before.is_ready:
             self._became_ready(before)
-        elif state in _TOLD:
+        elif state in _TOLD and (self.record.is_managed or state is not ServerState.FAILED):
             self.feed.emit(_TOLD[state], f"{self.record.name}: {self.state_reason}")
 
     def _became_ready(self, before: ServerState) -> None:
@@ -254,19 +254,23 @@ class ServerWatch:
             why = "the server runs without --enable-metrics"
             self.decode = decoding.fold_no_metrics(self.decode, why)
 
-    async def _learn(self) -> None:
-        """Ask the server once for its resolved flags and its model."""
+    async def learn(self) -> bool:
+        """Ask the server for its model and resolved flags; False if it does not answer."""
+        try:
+            self.model = await self.engine.model_name()
+            self.info = await self.engine.server_info()
+        except ProbeFailed:
+            return False  # why is told by the counts' own loop
+        self.decode = decoding.fold_info(self.decode, self.info)
+        self.flags = with_resolved(self.flags, self.info)
+        return True
+
+    async def _keep_asking(self) -> None:
+        """Ask until the server has told what it is, once it answers at all."""
         while self.info is None:
             await self.host.clock.sleep(INFO_RETRY_S)
-            if self.last_answer_at is None:
-                continue
-            try:
-                self.model = await self.engine.model_name()
-                self.info = await self.engine.server_info()
-            except ProbeFailed:
-                continue  # told by the counts' own loop; asked again
-            self.decode = decoding.fold_info(self.decode, self.info)
-            self.flags = with_resolved(self.flags, self.info)
+            if self.last_answer_at is not None and self.info is None:
+                await self.learn()
 
     async def _follow(self) -> None:
         """Follow the log, first the start-up facts of a server that was already running."""

@@ -37,6 +37,8 @@ class ServerRecord:
     """It served once."""
     owner: str | None = None
     """The supervisor that would start it again."""
+    model_path: str | None = None
+    """As the launch named it: a folder here, or a hub id."""
     stop_command: list[str] = field(default_factory=list)
     """What stops a server that is not our child; empty: signals."""
     api_key_env: str | None = None

@@ -117,9 +117,10 @@ class DaemonApi:
         except KvctlError as error:
             return _answer(encode(Outcome(error.exit_status, str(error))), status=400)
         if isinstance(command, StopDaemon):
+            outcome = await self._controller.submit(command)
             # The answer must leave before the sockets close.
             asyncio.get_running_loop().call_soon(self.stop, "stopped by an operator")
-            return _answer(encode(Outcome(0, "kvctld stops; servers go on")))
+            return _answer(encode(outcome))
         before = self._controller.snapshot()
         task = self._begin(command)
         if request.query.get("follow"):

@@ -12,7 +12,7 @@ Source: profile_max_num_token (0.4.6 to 0.5.10), _profile_available_bytes (0.5.2
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from kvctl.core.domain.kv_cell import kv_cell, resolved_kv_dtype
+from kvctl.core.domain.kv_cell import kv_cell, resolved_kv_dtype, value_bytes
 from kvctl.core.domain.loglines import LogKind, LogRecord
 from kvctl.core.domain.model_shape import ModelShape
 from kvctl.core.domain.serving_flags import ServingFlags
@@ -22,6 +22,9 @@ from kvctl.core.domain.units import GIB
 JITTER_BYTES = 0.05 * GIB
 """How far two starts of one launch differ; seven on one H200 agreed within 0.01 GiB, several GPUs
 are not measured."""
+HOST_JITTER_BYTES = 0.25 * GIB
+"""The same on the CPU, where other processes take and give back memory meanwhile; on a busy host
+the weights' share of two starts differed by 0.25 GiB."""
 OTHER_DTYPE_BYTES = 0.05 * GIB
 OTHER_VERSION_BYTES = 0.5 * GIB
 """Error added where the earlier launch ran another KV dtype or another SGLang; assumed."""
@@ -226,10 +229,16 @@ def _slope(one: Anchor, other: Anchor) -> Budget | None:
     return Budget(before, error)
 
 
+def has_other_kv_dtype(anchor: Anchor, shape: ModelShape, flags: ServingFlags) -> bool:
+    """Whether the anchor's launch kept its KV in values of another size."""
+    own = resolved_kv_dtype(shape, anchor.launch.flags)
+    return value_bytes(own) != value_bytes(resolved_kv_dtype(shape, flags))
+
+
 def other_launch_error(anchor: Anchor, shape: ModelShape, flags: ServingFlags) -> float:
     """Return the error of carrying a budget over to a launch with these flags."""
     own = anchor.launch.flags
-    error = JITTER_BYTES
-    if resolved_kv_dtype(shape, own) != resolved_kv_dtype(shape, flags):
+    error = HOST_JITTER_BYTES if flags.is_cpu else JITTER_BYTES
+    if has_other_kv_dtype(anchor, shape, flags):
         error += OTHER_DTYPE_BYTES
     return error + (OTHER_VERSION_BYTES if own.version != flags.version else 0.0)

@@ -18,6 +18,7 @@ from kvctl.core.domain.logwindow import (
     LogWindow,
     fold_records,
     fresh_decodes,
+    rate_of,
 )
 from kvctl.core.domain.server import Decode
 from kvctl.core.domain.steady import LoadSample, Steadiness, fold_sample, fold_target, start_over
@@ -151,8 +152,8 @@ def generation_rate(state: DecodeState, now: float) -> Figure:
     counted = counters.token_rate(state.window, counters.DECODE, now, state.rates_since)
     if counted.known:
         return counted
-    for rate_of in (_rate_of_loads, _rate_of_log, _idle, _rate_of_gauge):
-        if (figure := rate_of(state, now)) is not None:
+    for read in (_rate_of_loads, _rate_of_log, _idle, _rate_of_gauge):
+        if (figure := read(state, now)) is not None:
             return figure
     if state.is_frozen and state.loads is not None:
         return unknown(f"no new counts for {now - counts.true_at(state.loads):.0f} s")
@@ -169,15 +170,9 @@ def _rate_of_loads(state: DecodeState, now: float) -> Figure | None:
 
 
 def _rate_of_log(state: DecodeState, now: float) -> Figure | None:
-    """Return the sum of the ranks' decode lines; the first after idle spans the idle time."""
-    lines = [
-        line
-        for line in fresh_decodes(state.log, now)
-        if line.previous_at is not None
-        and not (state.progress.busy_since and line.previous_at < state.progress.busy_since)
-    ]
-    rates = [line.record.number_of("generation_tokens_per_s") for line in lines]
-    known = [rate for rate in rates if rate is not None]
+    """Return the sum over the ranks of what their decode lines say."""
+    lines = fresh_decodes(state.log, now)
+    known = [rate for line in lines if (rate := rate_of(line, now)) is not None]
     if not known or state.is_frozen or _idle(state, now) is not None:
         return None
     return Figure(sum(known), "log", min(line.at for line in lines))

@@ -82,6 +82,8 @@ class GpuReading:
     """Why there are no devices to show, in one line (no driver, mismatch)."""
     expected_count: int | None = None
     """Devices this host should have: the most seen, or listed by the driver in /proc."""
+    is_bare: bool = False
+    """There is certainly no GPU here: no driver, or one that lists no device."""
 
 
 class HolderKind(StrEnum):
@@ -187,6 +189,8 @@ class GpuView:
     """Why there is nothing to show, in one line."""
     expected_count: int | None = None
     """Devices this host should have; None if unknown."""
+    is_bare: bool = False
+    """There is certainly no GPU here; False where the driver only does not answer."""
     scan_limits: tuple[str, ...] = ()
     """What could not be looked into, in words (other users' processes)."""
 

@@ -43,13 +43,14 @@ def classify(reading: GpuReading, host: HostFacts, known: Sequence[KnownServer],
         for pid in _file_only(device, host, me):
             holders.append(_opened(device, pid, host, known, me))
     return GpuView(
-        reading.devices,
-        tuple(holders),
-        reading.at,
-        reading.driver,
-        reading.problem,
-        reading.expected_count,
-        host.scan_limits,
+        devices=reading.devices,
+        holders=tuple(holders),
+        at=reading.at,
+        driver=reading.driver,
+        problem=reading.problem,
+        expected_count=reading.expected_count,
+        is_bare=reading.is_bare,
+        scan_limits=host.scan_limits,
     )
 
 

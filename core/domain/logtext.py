@@ -13,7 +13,8 @@ _ESCAPES = re.compile(
     r"|\x9b[0-?]*[ -/]*[@-~]"
 )
 _PLAIN = re.compile(r"[ -~]*\Z")
-_INVISIBLE = {"Cc", "Cf", "Co"}
+_INVISIBLE = {"Cc", "Cf"}
+_SPACES = {"Zs", "Zl", "Zp"}
 
 
 def last_state(text: str) -> str:
@@ -44,9 +45,9 @@ def _without_controls(text: str) -> str:
 
 
 def _visible(character: str) -> str:
-    if character in "\t\n\v\f\x85\u2028\u2029":
-        return " "
+    if character.isprintable():
+        return character
     category = unicodedata.category(character)
-    if category == "Cs":
-        return "\ufffd"
-    return "" if category in _INVISIBLE else character
+    if character in "\t\n\v\f\x85" or category in _SPACES:
+        return " "
+    return "" if category in _INVISIBLE else "\ufffd"

@@ -10,6 +10,7 @@ from kvctl.core.domain.loglines import LogKind, LogRecord
 
 FRESH_S = 15.0
 """A decode line older than this tells nothing about now."""
+RATE_WINDOW_S = 10.0
 PREFILL_WINDOW_S = 10.0
 RETRACTION_WINDOW_S = 60.0
 _BUCKET_S = 0.25
@@ -24,9 +25,9 @@ class DecodeLine:
     """"DP1", "" where the server has one."""
     at: float
     """Monotonic seconds when it was read."""
-    previous_at: float | None
-    """When the line before was read; this line's rate is the mean since then."""
     record: LogRecord
+    rates: tuple["Amount", ...] = ()
+    """Of the lines of the last seconds: running requests, and running over rate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +110,33 @@ def _fold_decode(state: LogWindow, record: LogRecord, now: float) -> LogWindow:
     old = next((line for line in state.decodes if line.rank == rank), None)
     if old is not None and old.record.rank != record.rank and now - old.at <= FRESH_S:
         return state  # another pipeline stage of the same DP rank: a copy
-    line = DecodeLine(rank, now, None if old is None else old.at, record)
+    line = DecodeLine(rank, now, record, () if old is None else _rates(old, record, now))
     others = tuple(kept for kept in state.decodes if kept.rank != rank)
     return replace(state, decodes=(*others, line), decode_at=now)
+
+
+def rate_of(line: DecodeLine, now: float) -> float | None:
+    """Return a rank's decode rate over the last seconds of lines, None where none tells.
+
+    Formula: sum(running) / sum(running / rate): every line spans the same number of iterations,
+    so slow lines took longer and weigh more. A line's rate counts from the line before; the first
+    one, or the first after a long gap, spans idle time and is left out.
+    """
+    recent = [a for a in line.rates if now - a.at <= RATE_WINDOW_S] or list(line.rates[-1:])
+    seconds = sum(amount.tokens or 0.0 for amount in recent)
+    if not recent:
+        return None
+    return sum(amount.count for amount in recent) / seconds if seconds > 0 else 0.0
+
+
+def _rates(old: DecodeLine, record: LogRecord, now: float) -> tuple[Amount, ...]:
+    rate, running = record.number_of("generation_tokens_per_s"), record.number_of("running")
+    if now - old.at > FRESH_S or rate is None or running is None:
+        return ()
+    kept = _recent(old.rates, now - FRESH_S)
+    if rate <= 0 or running <= 0:
+        return (*kept, Amount(now, 0.0, 0.0))
+    return _added(kept, Amount(now, running, running / rate))
 
 
 def _added(amounts: tuple[Amount, ...], amount: Amount) -> tuple[Amount, ...]:

@@ -49,6 +49,8 @@ class KnownServer:
     """Every process of it that was ever seen."""
     mark: str | None = None
     """Value of KVCTL_LAUNCH it was started with."""
+    container: str | None = None
+    """Id of the container it runs in, at least 12 hex digits; None if in none of its own."""
 
     @property
     def identity(self) -> ProcessIdentity:
@@ -103,6 +105,8 @@ def tie_to(
         return f"recorded in the launch of {server.name}"
     if server.mark is not None and process.launch_mark == server.mark:
         return f"carries the launch mark of {server.name}"
+    if server.container is not None and server.container[:12] in process.cgroup:
+        return f"in the container of {server.name}"
     if any(above.identity == server.identity for above in ancestors(process, facts)):
         return f"child of {server.name}"
     if _shares_own_session(process, server, facts):

@@ -56,12 +56,16 @@ _LAYER_NAMES = {
     "conv": LayerKind.LINEAR,
     "hybrid": LayerKind.BOTH,
 }
+_MOST_LAYERS = 10_000
+"""More than any model has: a file that says so is not believed."""
 _PATTERN = {"*": LayerKind.FULL, "M": LayerKind.LINEAR}
 
 
 def layer_kinds(architecture: str, fields: Mapping[str, Json]) -> tuple[LayerKind, ...]:
     """Return what every layer keeps; empty where the config does not say how many there are."""
     total = count(fields, "num_hidden_layers") or count(fields, "n_layer") or 0
+    if total > _MOST_LAYERS:
+        return ()
     kinds = _named(fields) or _patterned(fields, total) or (LayerKind.FULL,) * total
     if architecture.startswith("FalconH1"):
         kinds = (LayerKind.BOTH,) * total

@@ -3,15 +3,23 @@
 Pure. Before any launch of the model the interval follows from assumed errors of the driver's
 share and of the weights; after one it follows from what that launch showed.
 
-Source: FACTS 5.1 to 5.7. Overheads: one H200, 0.5.17; on several GPUs they are assumed.
+Source: _profile_available_bytes and calculate_pool_sizes, 0.5.23; profile_max_num_token, 0.5.10.
 """
 
 from dataclasses import dataclass
 from enum import StrEnum
 
-from kvctl.core.domain.calibration import Anchor, Budget, Calibration, is_capped, other_launch_error
+from kvctl.core.domain.calibration import (
+    Anchor,
+    Budget,
+    Calibration,
+    has_other_kv_dtype,
+    is_capped,
+    other_launch_error,
+)
+from kvctl.core.domain.free_memory import GpuRoom, assumed_before
 from kvctl.core.domain.hicache_need import HicacheNeed, hicache_need
-from kvctl.core.domain.kv_cell import KvCell, kv_cell, resolved_kv_dtype
+from kvctl.core.domain.kv_cell import KvCell, kv_cell
 from kvctl.core.domain.mem_fraction import MemFraction, mem_fraction
 from kvctl.core.domain.model_shape import ModelShape
 from kvctl.core.domain.model_weights import Weights, rank_weights
@@ -20,14 +28,9 @@ from kvctl.core.domain.serving_flags import ServingFlags
 from kvctl.core.domain.state_pool import kv_part, state_slots, whole_budget
 from kvctl.core.domain.units import GIB, MIB, gib
 
-_DRIVER_BYTES = 0.6 * GIB
-"""Of the total, never free: 0.61 GiB on an H200."""
-_CONTEXT_ONE = Budget(0.6 * GIB, 0.25 * GIB)
-_CONTEXT_MANY = Budget(0.9 * GIB, 0.6 * GIB)
-"""CUDA context and communicators, on one GPU (measured on an H200) and on several (assumed)."""
-_HOST_ERROR_BYTES = 1.0 * GIB
 _LOADING = Budget(0.1 * GIB, 0.1 * GIB)
-"""What loading leaves behind beside the weights: 0.09 GiB on an H200."""
+_HOST_LOADING = Budget(0.06 * GIB, 0.12 * GIB)
+"""What loading leaves behind beside the weights: 0.09 GiB on an H200, 0.03 to 0.16 on the CPU."""
 _MULTIMODAL = Budget(0.6 * GIB, 0.6 * GIB)
 """Kept back for images, 0 to 1.1 GiB by version and transport."""
 _TABLE_BYTES = 4
@@ -64,18 +67,6 @@ class Interval:
     def holds(self, value: float) -> bool:
         """Whether a value lies inside."""
         return self.low <= value <= self.high
-
-
-@dataclass(frozen=True, slots=True)
-class GpuRoom:
-    """The memory of the fullest GPU of a launch, with our own server gone."""
-
-    total_bytes: float
-    """As NVML reports it; on the CPU the host's memory."""
-    foreign_bytes: float = 0.0
-    """Held by others and not going away."""
-    free_bytes: float | None = None
-    """Free when idle, where it was read; None: taken from the total."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +129,9 @@ class _Forecast:
         self.cell_bytes = self.cell.cell_bytes(flags.sliding_ratio)
         self.fraction: MemFraction = mem_fraction(shape, flags, room.total_bytes / MIB)
         self.anchor: Anchor | None = calibration.nearest(flags, self.fraction.expected)
-        self.before = calibration.before(flags, self._assumed_before())
+        assumed = assumed_before(room, flags)
+        # A host's free memory moves with its other processes: only now counts.
+        self.before = assumed if flags.is_cpu else calibration.before(flags, assumed)
 
     def prediction(self) -> Prediction:
         rest = self._rest()
@@ -172,14 +165,6 @@ class _Forecast:
         pools = self.flags.layout.pools
         return Prediction(None, None, pools, LimitedBy.UNKNOWN, reason, self.cell_bytes)
 
-    def _assumed_before(self) -> Budget:
-        free = self.room.free_bytes
-        if self.flags.is_cpu:
-            return Budget(self.room.total_bytes if free is None else free, _HOST_ERROR_BYTES)
-        free = self.room.total_bytes - _DRIVER_BYTES if free is None else free
-        context = _CONTEXT_ONE if self.flags.layout.gpus == 1 else _CONTEXT_MANY
-        return Budget(free - context.expected_bytes, context.error_bytes)
-
     def _rest(self) -> Budget | None:
         rest = self._from_weights() if self.anchor is None else self._from_launch(self.anchor)
         if rest is None:
@@ -190,9 +175,13 @@ class _Forecast:
 
     def _from_launch(self, anchor: Anchor) -> Budget:
         step = self.fraction.expected - anchor.fraction
-        error = anchor.rest.error_bytes + abs(step) * self.before.error_bytes
-        error += other_launch_error(anchor, self.shape, self.flags)
-        return Budget(anchor.rest.expected_bytes + step * self.before.expected_bytes, error)
+        rest = anchor.rest.expected_bytes + step * self.before.expected_bytes
+        error = anchor.rest.error_bytes + other_launch_error(anchor, self.shape, self.flags)
+        if self.flags.is_cpu and anchor.before is not None:
+            moved = self.before.expected_bytes - anchor.before.expected_bytes
+            rest += anchor.fraction * moved
+            return Budget(rest, error + self.fraction.expected * self.before.error_bytes)
+        return Budget(rest, error + abs(step) * self.before.error_bytes)
 
     def _from_weights(self) -> Budget | None:
         if self.weights is None:
@@ -200,10 +189,11 @@ class _Forecast:
         is_drafted = self.flags.speculative is not None
         held = rank_weights(self.weights, self.flags.layout, with_draft=is_drafted)
         extra = _MULTIMODAL if self.shape.is_multimodal else Budget(0.0, 0.0)
+        loading = _HOST_LOADING if self.flags.is_cpu else _LOADING
         is_wide = self.flags.dtype in ("float32", "float") and not self.weights.is_quantized
         width = 2 if is_wide else 1
-        used = held.expected_bytes * width + _LOADING.expected_bytes + extra.expected_bytes
-        error = held.error_bytes * width + _LOADING.error_bytes + extra.error_bytes
+        used = held.expected_bytes * width + loading.expected_bytes + extra.expected_bytes
+        error = held.error_bytes * width + loading.error_bytes + extra.error_bytes
         budget = self.before.expected_bytes * self.fraction.expected - used
         return Budget(budget, error + self.before.error_bytes * self.fraction.expected)
 
@@ -267,9 +257,7 @@ class _Forecast:
         if self.anchor is None:
             source = self.weights.source.value if self.weights else ""
             notes.append(f"not launched here yet: weights from {source}, driver share assumed")
-        elif resolved_kv_dtype(self.shape, self.anchor.launch.flags) != resolved_kv_dtype(
-            self.shape, self.flags
-        ):
+        elif has_other_kv_dtype(self.anchor, self.shape, self.flags):
             notes.append("calibrated by a launch with another KV dtype")
         if self.flags.version is None:
             notes.append("SGLang's version is not known: rules of 0.5.23")

@@ -4,6 +4,7 @@ Pure. Flags arrive by name (any of SGLang's spellings) with text, number or swit
 absent is None, meaning that SGLang chooses.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -96,13 +97,13 @@ _WEIGHT_FLAGS = (
     "enable-dp-lm-head",
     "moe-dense-tp-size",
     "speculative-algorithm",
-    "speculative-draft-model-path",
     "cpu-offload-gb",
     "enable-lora",
     "lora-paths",
 )
-_NOTHING = (None, "", False, "auto", "none", "None", 0, 1)
-"""Values that mean "not used" for the flags above; 1 is ep-size without expert parallelism."""
+_NOTHING = (None, "", False, "auto", "none", "None", 0, 1, "bfloat16", "float16", "half")
+"""Values that mean "as without the flag" for those above; 1 is ep-size without expert parallelism,
+and 16-bit weights are what "auto" loads."""
 
 
 class _Flags:
@@ -126,6 +127,14 @@ class _Flags:
         value = self._flags.get(name)
         return None if value is None or isinstance(value, bool) else _quantity(str(value))
 
+    def at_least_one(self, name: str) -> int:
+        return max(1, self.whole(name) or 1)
+
+    def draft_path(self) -> str | None:
+        # For a built-in draft SGLang resolves the model's own path here.
+        path = self.words("speculative-draft-model-path")
+        return None if path == self.words("model-path") else path
+
     def whole(self, name: str) -> int | None:
         value = self.number(name)
         return None if value is None else int(value)
@@ -140,9 +149,10 @@ def _quantity(text: str) -> float | None:
     plain = text.strip().lower()
     suffix = next((s for s in sorted(_UNITS, key=len, reverse=True) if plain.endswith(s)), "")
     try:
-        return float(plain.removesuffix(suffix)) * _UNITS.get(suffix, 1)
+        value = float(plain.removesuffix(suffix)) * _UNITS.get(suffix, 1)
     except ValueError:
         return None
+    return value if math.isfinite(value) else None
 
 
 def flags_of_settings(settings: Sequence[Setting], version: str | None = None) -> ServingFlags:
@@ -161,7 +171,7 @@ def serving_flags(flags: Mapping[str, object], version: str | None = None) -> Se
         dtype=(found.words("dtype") or "auto").lower(),
         max_total_tokens=found.whole("max-total-tokens"),
         max_running=found.whole("max-running-requests"),
-        page_tokens=found.whole("page-size") or 1,
+        page_tokens=found.at_least_one("page-size"),
         context_tokens=found.whole("context-length"),
         chunked_prefill=found.whole("chunked-prefill-size"),
         graph_max_batch=found.whole("cuda-graph-max-bs-decode"),
@@ -172,7 +182,7 @@ def serving_flags(flags: Mapping[str, object], version: str | None = None) -> Se
         mamba_ratio=_or_default(found.number("mamba-full-memory-ratio"), 0.9),
         mamba_slots=found.whole("max-mamba-cache-size"),
         speculative=_upper(found.words("speculative-algorithm")),
-        draft_path=found.words("speculative-draft-model-path"),
+        draft_path=found.draft_path(),
         has_hicache=found.switch("enable-hierarchical-cache"),
         hicache_gb=found.number("hicache-size") or 0.0,
         hicache_ratio=found.number("hicache-ratio"),
@@ -182,16 +192,16 @@ def serving_flags(flags: Mapping[str, object], version: str | None = None) -> Se
 
 
 def _layout(found: _Flags) -> Layout:
-    dp = found.whole("dp-size") or 1
-    attn_dp = found.whole("attn-dp-size") or 1
+    dp = found.at_least_one("dp-size")
+    attn_dp = found.at_least_one("attn-dp-size")
     if attn_dp == 1 and found.switch("enable-dp-attention"):
         attn_dp = dp
     return Layout(
-        tp=found.whole("tp-size") or 1,
-        pp=found.whole("pp-size") or 1,
+        tp=found.at_least_one("tp-size"),
+        pp=found.at_least_one("pp-size"),
         attn_dp=attn_dp,
         replicas=1 if attn_dp > 1 else dp,
-        nodes=found.whole("nnodes") or 1,
+        nodes=found.at_least_one("nnodes"),
     )
 
 
@@ -200,7 +210,8 @@ def _is_off(found: _Flags, phase: str) -> bool:
 
 
 def _weight_flags(found: _Flags) -> tuple[tuple[str, str], ...]:
-    used = ((name, found.raw(name)) for name in _WEIGHT_FLAGS)
+    used = [(name, found.raw(name)) for name in _WEIGHT_FLAGS]
+    used.append(("speculative-draft-model-path", found.draft_path()))
     return tuple((name, str(value)) for name, value in used if value not in _NOTHING)
 
 

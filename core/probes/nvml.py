@@ -18,6 +18,8 @@ from kvctl.core.probes.nvml_words import error_words, init_problem
 
 RETRY_S = 10.0
 """How long a failed start of NVML is believed before it is tried again."""
+PATIENCE_S = 3.0
+"""How long a read waits for another one before it calls the driver stuck."""
 _MOST_DEVICES = 64
 
 
@@ -26,9 +28,10 @@ class NvmlSource:
 
     is_simulated = False
 
-    def __init__(self, proc: Path = Path("/proc")) -> None:
-        """Read memory of unified devices and the driver's version from `proc`."""
+    def __init__(self, proc: Path = Path("/proc"), patience_s: float = PATIENCE_S) -> None:
+        """Read host memory and the driver's version from `proc`; see `PATIENCE_S`."""
         self._proc = proc
+        self._patience_s = patience_s
         self._lock = threading.Lock()
         self._busy_since: float | None = None
         self._handles: dict[int, Any] = {}
@@ -37,15 +40,15 @@ class NvmlSource:
         self._most_seen = 0
         self._failed_at: float | None = None
         self._problem: str | None = None
+        self._has_no_driver = False
 
     def read(self, at: float) -> GpuReading:
         """Read all devices; blocking. Whatever fails is a value in the answer."""
-        if not self._lock.acquire(blocking=False):
-            since = at if self._busy_since is None else self._busy_since
+        if not self._lock.acquire(timeout=self._patience_s):
             return GpuReading(
                 at,
                 (),
-                problem=f"NVML has not answered for {max(0.0, at - since):.0f} s: the driver may be"
+                problem=f"NVML has not answered for {self._stuck_s(at):.0f} s: the driver may be"
                 " stuck (dmesg tells); GPU figures are off, everything else works",
             )
         try:
@@ -54,6 +57,10 @@ class NvmlSource:
         finally:
             self._busy_since = None
             self._lock.release()
+
+    def _stuck_s(self, at: float) -> float:
+        since = self._busy_since
+        return self._patience_s + (0.0 if since is None else max(0.0, at - since))
 
     def close(self) -> None:
         """Give NVML back, unless a call hangs in it."""
@@ -66,7 +73,7 @@ class NvmlSource:
     def _read(self, at: float) -> GpuReading:
         problem = self._open(at)
         if problem is not None:
-            return GpuReading(at, (), problem=problem)
+            return GpuReading(at, (), problem=problem, is_bare=self._has_no_driver)
         try:
             count = min(int(pynvml.nvmlDeviceGetCount()), _MOST_DEVICES)
         except pynvml.NVMLError as error:
@@ -76,7 +83,8 @@ class NvmlSource:
         if devices and all(device.problem for device in devices):
             self._shut()
         problem = None if devices else "the NVIDIA driver is loaded but shows no GPU"
-        return GpuReading(at, devices, self._driver(), problem, self._most_seen)
+        is_bare = self._most_seen == 0
+        return GpuReading(at, devices, self._driver(), problem, self._most_seen, is_bare)
 
     def _open(self, at: float) -> str | None:
         """Start NVML where it is not; return the problem that prevents it."""
@@ -95,6 +103,11 @@ class NvmlSource:
         self._shut()
         self._failed_at = at
         self._problem = init_problem(error, self._proc)
+        is_absent = error.value in (
+            pynvml.NVML_ERROR_LIBRARY_NOT_FOUND,
+            pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
+        )
+        self._has_no_driver = is_absent and max(self._most_seen, len(self._listed_in_proc())) == 0
         return self._problem
 
     def _shut(self) -> None:

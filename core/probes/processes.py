@@ -237,9 +237,11 @@ class HostProcesses:
         return minors
 
     def _forget(self, living: set[int]) -> None:
-        for remembered in (self._mapped, self._titles):
-            for pid in remembered.keys() - living:
-                del remembered[pid]
+        """Drop what is remembered of ended processes; other threads may be reading meanwhile."""
+        for pid in [pid for pid in list(self._mapped) if pid not in living]:
+            self._mapped.pop(pid, None)
+        for pid in [pid for pid in list(self._titles) if pid not in living]:
+            self._titles.pop(pid, None)
 
     def _text(self, pid: int, name: str) -> str:
         return self._bytes(pid, name).decode("utf-8", "replace")

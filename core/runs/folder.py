@@ -128,7 +128,7 @@ def settle_manifest(folder: Path, now: Mapping[str, Any], *, force: bool) -> dic
             f"{folder}: begun with other settings: {'; '.join(differences)}: use another output "
             "folder, or --force to mix them"
         )
-    known = {key: value for key, value in now.items() if value is not None}
+    known = {k: v for k, v in now.items() if v is not None and k not in _FIXED}
     changes = list(before.get("changes", []))
     if differences:
         changes.append(differences)
@@ -138,7 +138,9 @@ def settle_manifest(folder: Path, now: Mapping[str, Any], *, force: bool) -> dic
     return whole
 
 
-_NOT_COMPARED = {"v", "changes", "created_wall", "inputs", "run_file", "detected"}
+_FIXED = {"run", "created_wall"}
+"""Set once, when the folder is begun."""
+_NOT_COMPARED = {*_FIXED, "v", "changes", "name", "inputs", "run_file", "detected", "sampling_hash"}
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

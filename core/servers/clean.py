@@ -5,7 +5,7 @@ If the time runs out, says who or what still holds each one.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvctl.core.clock import Clock
 from kvctl.core.domain.gpus import GpuDevice, GpuView, Holder, ProcessIdentity
@@ -100,26 +100,25 @@ async def prove_clean(
     """Poll until the GPUs are clean, or say what still holds them when the time is over.
 
     Args:
-        read: Takes a new reading.
+        read: Takes a new reading; TimeoutError means that there is none this time.
         clock: Times the polls.
         idle_bytes: Idle level per UUID, see `learn_idle`.
-        gpus: UUIDs; None for every GPU of the host.
+        gpus: UUIDs; None for every GPU of the host, empty for none.
         timeout_s: Seconds to wait; the first look happens even at 0.
         tolerate: Holders that were there before and are agreed to stay.
     """
     started = clock.monotonic()
     clean_since: dict[str, float] = {}
     while True:
-        view = await read()
+        view = await _read(read)
         now = clock.monotonic()
-        if not view.devices and not gpus:
-            why = view.problem or "this host has no GPU"
+        if not gpus and (view.is_bare or gpus is not None):
+            why = view.problem or "no GPU was named"
             return CleanProof((), started, now - started, why)
-        proofs = []
-        for uuid in [device.uuid for device in view.devices] if gpus is None else gpus:
-            look = _look(view, uuid, started, idle_bytes, tolerate)
-            proofs.append(_timed(look, clean_since, now - started))
-        proof = CleanProof(tuple(proofs), started, now - started)
+        wanted = _wanted(view, gpus)
+        looks = [_look(view, uuid, started, idle_bytes, tolerate) for uuid in wanted]
+        proofs = tuple(_timed(look, clean_since, now - started) for look in looks)
+        proof = CleanProof(proofs, started, now - started)
         left = started + timeout_s - now
         if proof.is_clean or left <= 0:
             return proof
@@ -131,6 +130,21 @@ def held_lines(view: GpuView) -> tuple[str, ...]:
     return tuple(describe(holder) for holder in view.holders)
 
 
+async def _read(read: Callable[[], Awaitable[GpuView]]) -> GpuView:
+    """Return a view, without devices where the driver does not answer in time."""
+    try:
+        return await read()
+    except TimeoutError as error:
+        return GpuView(problem=f"the GPUs could not be read: {error}")
+
+
+def _wanted(view: GpuView, gpus: Collection[str] | None) -> list[str]:
+    """Return the UUIDs to prove; a host that cannot be read has one that cannot be."""
+    if gpus is not None:
+        return list(gpus)
+    return [device.uuid for device in view.devices] or ["every GPU"]
+
+
 def _timed(look: GpuProof, clean_since: dict[str, float], after_s: float) -> GpuProof:
     """Stamp when a GPU was first seen clean without a break since."""
     if not look.is_clean:
@@ -138,17 +152,7 @@ def _timed(look: GpuProof, clean_since: dict[str, float], after_s: float) -> Gpu
         stamp = after_s
     else:
         stamp = clean_since.setdefault(look.uuid, after_s)
-    return GpuProof(
-        look.uuid,
-        look.index,
-        look.is_clean,
-        look.used_bytes,
-        look.limit_bytes,
-        look.basis,
-        stamp,
-        look.blockers,
-        look.beside,
-    )
+    return replace(look, after_s=stamp)
 
 
 def _look(
@@ -197,6 +201,8 @@ def _counts(holder: Holder) -> bool:
 def _device_blockers(view: GpuView, device: GpuDevice, started: float) -> list[str]:
     if device.problem is not None:
         return [f"no proof: {device.problem}"]
+    if view.problem is not None:
+        return [f"no proof: {view.problem}"]
     if view.at is None or view.at < started:
         return ["no proof: no reading since then"]
     return [device.processes_problem] if device.processes_problem else []

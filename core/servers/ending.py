@@ -6,7 +6,7 @@ end is the caller's choice: nothing here selects by name, except what belongs to
 
 import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from kvctl.core.clock import Clock
@@ -101,8 +101,9 @@ class _Target:
     signals: list[SentSignal] = field(default_factory=list)
     end: TargetEnd | None = None
 
-    def close(self, outcome: EndOutcome, at: float, detail: str) -> None:
+    def close(self, outcome: EndOutcome, at: float, detail: str) -> TargetEnd:
         self.end = TargetEnd(self.identity, self.title, outcome, tuple(self.signals), at, detail)
+        return self.end
 
 
 async def end_processes(
@@ -260,15 +261,12 @@ def _verdict(processes: Processes, clock: Clock, target: _Target) -> TargetEnd:
     waited = f"{now - last.at:.0f} s after {last.name}"
     facts = processes.facts(target.identity.pid)
     if not processes.is_alive(target.identity) or facts is None:
-        target.close(EndOutcome.GONE, now, _gone_text(target, now))
-    elif facts.state in _STUCK_STATES or (facts.is_kill_pending and last.name == "KILL"):
-        target.close(
+        return target.close(EndOutcome.GONE, now, _gone_text(target, now))
+    if facts.state in _STUCK_STATES or (facts.is_kill_pending and last.name == "KILL"):
+        return target.close(
             EndOutcome.STUCK,
             now,
             f"still there {waited}, uninterruptible ({facts.state}): KILL cannot work until the"
             " kernel lets go; wait, reset the GPU, or reboot",
         )
-    else:
-        target.close(EndOutcome.IGNORED, now, f"still runs {waited} (state {facts.state})")
-    assert target.end is not None
-    return replace(target.end)
+    return target.close(EndOutcome.IGNORED, now, f"still runs {waited} (state {facts.state})")

@@ -112,10 +112,14 @@ class Endpoints:
 
     @web.middleware
     async def _log_access(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        route = request.match_info.route.resource
+        path = (route.canonical if route else "unknown").removesuffix("/")
+        self._front.requests[path, request.method] += 1
         try:
             response = await handler(request)
         except web.HTTPException as error:
             response = web.json_response({"detail": error.reason}, status=error.status)
+        self._front.responses[path, request.method, response.status] += 1
         peer = request.transport.get_extra_info("peername") if request.transport else None
         name = f"{peer[0]}:{peer[1]}" if peer else "-"
         self._log.access(name, request.method, request.path_qs, response.status, response.reason)

@@ -56,6 +56,8 @@ def metrics_text(front: Front, latencies: dict[str, Latencies]) -> str:
     lines += _series("graph_memory_usage_gb", "gauge", _by_phase(front, rank))
     for metric, series in _counters(front, rank, model).items():
         lines += _series(metric, "counter", series)
+    for metric, kind, series in _http(front):
+        lines += _series(metric, kind, series)
     for metric, latency in latencies.items():
         lines += _histogram(metric, f'{model},is_streaming="false"', latency)
     return "\n".join(lines) + "\n"
@@ -122,6 +124,23 @@ def _counters(front: Front, rank: str, model: str) -> dict[str, list[tuple[str, 
         counters["num_retracted_input_tokens_total"] = [(rank, totals.retracted_input_tokens)]
         counters["num_retracted_output_tokens_total"] = [(rank, totals.retracted_output_tokens)]
     return counters
+
+
+def _http(front: Front) -> Iterator[tuple[str, str, list[tuple[str, float]]]]:
+    """Yield what the front end counts of HTTP; only endpoints that were called have series."""
+    taken = {(path, method): count for (path, method), count in front.requests.items()}
+    answered = dict.fromkeys(taken, 0)
+    for (path, method, _), count in front.responses.items():
+        answered[path, method] += count
+    labels = {key: f'endpoint="{key[0]}",method="{key[1]}"' for key in taken}
+    active = [(labels[key], float(taken[key] - answered[key])) for key in taken]
+    yield "http_requests_active", "gauge", active
+    yield "http_requests_total", "counter", [(labels[key], taken[key]) for key in taken]
+    responses: list[tuple[str, float]] = [
+        (f'{labels[path, method]},status_code="{status}"', count)
+        for (path, method, status), count in front.responses.items()
+    ]
+    yield "http_responses_total", "counter", responses
 
 
 def _series(metric: str, kind: str, series: list[tuple[str, float]]) -> Iterator[str]:

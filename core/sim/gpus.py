@@ -17,6 +17,8 @@ BUSY_POWER_W = 410.0
 IDLE_TEMPERATURE_C = 31.0
 IDLE_CLOCK_MHZ = 180.0
 BUSY_CLOCK_MHZ = 2430.0
+IDLE_MEMORY_MHZ = 405.0
+BUSY_MEMORY_MHZ = 12_481.0
 
 
 class SimulatedGpus:
@@ -71,6 +73,10 @@ def _device(index: int, holders: Sequence[MemoryHolder], load: float, at: float)
         power_limit_w=figure(POWER_LIMIT_W),
         sm_clock_mhz=figure(round(clock)),
         processes=tuple(DeviceProcess(holder.pid, holder.memory_bytes) for holder in holders),
+        minor=index,
+        memory_reserved_bytes=figure(0),
+        memory_clock_mhz=figure(IDLE_MEMORY_MHZ if load == 0 else BUSY_MEMORY_MHZ),
+        ecc_uncorrected=figure(0),
     )
 
 

@@ -4,6 +4,7 @@ Source: SGLang 0.5.23 entrypoints/http_server.py, v1_loads.py, managers/io_struc
 was seen in a real server's answer.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -17,7 +18,8 @@ from kvctl.core.sim.memory import RankMemory
 VERSION = "0.5.23"
 PHASES = ("prefill", "decode", "target_verify", "draft_prefill", "draft_decode", "draft_extend")
 ACCELERATOR = "NVIDIA RTX PRO 6000 Blackwell Server Edition"
-HEALTH_RID = "HEALTH_CHECK"
+HIDDEN_STATE = ("custom_sigquit_handler",)
+"""Arguments that internal_states leaves out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +34,10 @@ class Front:
     load_s: float
     """Seconds that loading took, for startup_time."""
     started_wall: float
-    served: dict[str, int] = field(default_factory=dict)
-    """Answered requests by "METHOD path status"."""
+    requests: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """Requests taken, by path and method."""
+    responses: Counter[tuple[str, str, int]] = field(default_factory=Counter)
+    """Requests answered, by path, method and status."""
 
     @property
     def most_input_tokens(self) -> int:
@@ -219,7 +223,7 @@ def server_info_reply(front: Front) -> dict[str, Any]:
     """Return /server_info: every argument, the scheduler's start and its live state."""
     values = dict(front.arguments.values)
     startup = _startup_times(front)
-    state = {key: value for key, value in values.items() if not key.startswith("_speculative")}
+    state = {key: value for key, value in values.items() if key not in HIDDEN_STATE}
     engine = front.engine
     state |= {
         "pp_max_micro_batch_size": engine.pool.live_cap,

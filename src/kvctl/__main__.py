@@ -28,7 +28,12 @@ def main() -> int:
 def _open_panel(feed: "Feed", options: "PanelOptions") -> int:
     from kvctl.tui.app import run_panel
 
-    return run_panel(feed, has_mouse=options.has_mouse)
+    return run_panel(
+        feed,
+        ascii=options.is_ascii,
+        no_mouse=not options.has_mouse,
+        operator=options.operator,
+    )
 
 
 if __name__ == "__main__":

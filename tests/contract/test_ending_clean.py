@@ -187,7 +187,7 @@ async def test_unified_memory_is_proven_by_holders_alone_and_says_so() -> None:
 
 async def test_a_host_without_gpus_has_nothing_to_prove_and_says_why() -> None:
     clock = ManualClock()
-    none = GpuView(at=clock.monotonic(), problem="no NVIDIA driver here")
+    none = GpuView(at=clock.monotonic(), problem="no NVIDIA driver here", is_bare=True)
     proof = await prove(clock, lambda: none)
     assert not proof.is_clean and proof.is_satisfied
     assert proof.summary() == "nothing to prove clean: no NVIDIA driver here"
@@ -198,6 +198,42 @@ async def test_gpus_that_were_asked_for_are_not_clean_because_the_driver_is_sile
     silent = GpuView(at=clock.monotonic(), problem="NVML has not answered for 9 s")
     proof = await prove(clock, lambda: silent, timeout_s=1, gpus=["GPU-4"])
     assert not proof.is_satisfied and "NVML has not answered" in proof.summary()
+
+
+async def test_a_driver_that_does_not_answer_is_not_taken_for_a_host_without_gpus() -> None:
+    clock = ManualClock()
+    silent = GpuView(at=clock.monotonic(), problem="NVML has not answered for 9 s")
+    proof = await prove(clock, lambda: silent, timeout_s=1)
+    assert not proof.is_satisfied and "NVML has not answered" in proof.summary()
+
+
+async def test_devices_that_were_kept_from_an_older_reading_prove_nothing() -> None:
+    clock = ManualClock()
+
+    def kept() -> GpuView:
+        return replace(at(clock, idle()), problem="the driver has not answered for 10 s")
+
+    proof = await prove(clock, kept, timeout_s=1)
+    assert not proof.is_clean and "has not answered" in proof.summary()
+
+
+async def test_a_reading_that_times_out_is_tried_again_until_the_time_is_over() -> None:
+    clock = ManualClock()
+
+    def late() -> GpuView:
+        if clock.monotonic() < 1002:
+            raise TimeoutError("no answer within 1 s")
+        return at(clock, idle())
+
+    short = await prove(clock, late, timeout_s=1)
+    assert not short.is_satisfied and "could not be read: no answer within 1 s" in short.summary()
+    assert (await prove(clock, late)).is_clean
+
+
+async def test_a_start_that_uses_no_gpu_has_nothing_to_prove() -> None:
+    clock = ManualClock()
+    proof = await prove(clock, lambda: at(clock, held()), gpus=[])
+    assert proof.is_satisfied and not proof.is_clean
 
 
 async def test_a_gpu_that_fills_again_is_not_clean_any_more() -> None:

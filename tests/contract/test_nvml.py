@@ -175,6 +175,7 @@ def test_a_driver_that_cannot_be_used_is_one_clear_line(
     reading = read(standin, tmp_path)
     assert reading["devices"] == []
     assert words in reading["problem"] and "\n" not in reading["problem"]
+    assert reading["is_bare"] == (code == 9)
     assert "everything else works" in reading["problem"]
 
 
@@ -189,6 +190,17 @@ def test_without_the_library_one_line_says_so_and_nothing_raises() -> None:
         "no NVIDIA driver here (libnvidia-ml.so.1 not found): GPU figures and GPU kills are off,"
         " everything else works"
     )
+
+
+def test_a_driver_that_lists_devices_in_proc_is_no_host_without_gpus(
+    standin: StandinHost, tmp_path: Path
+) -> None:
+    (tmp_path / "driver" / "nvidia" / "gpus" / "0000:18:00.0").mkdir(parents=True)
+    standin.write("init 9")
+    assert not read(standin, tmp_path)["is_bare"]
+    standin.write("count 0")
+    assert not read(standin, tmp_path)["is_bare"]
+    assert read(standin, tmp_path / "nothing")["is_bare"]
 
 
 def test_a_driver_that_comes_later_is_found_at_the_next_try_and_not_asked_before(
@@ -307,7 +319,7 @@ def test_a_call_that_hangs_does_not_hang_the_next_read(standin: StandinHost) -> 
     code = """
 import json, threading, time
 from kvctl.core.probes.nvml import NvmlSource
-source = NvmlSource()
+source = NvmlSource(patience_s=0)
 threading.Thread(target=source.read, args=(100.0,), daemon=True).start()
 while not source._lock.locked():
     time.sleep(0.001)
@@ -318,6 +330,20 @@ print(json.dumps([problem, time.monotonic() - began]))
     problem, took = standin.python(code)
     assert problem.startswith("NVML has not answered for 12 s")
     assert took < 1
+
+
+def test_two_reads_at_once_both_get_the_devices(standin: StandinHost) -> None:
+    standin.write("count 4", "stall 0.002")
+    code = """
+import json
+from concurrent.futures import ThreadPoolExecutor
+from kvctl.core.probes.nvml import NvmlSource
+source = NvmlSource()
+with ThreadPoolExecutor(4) as pool:
+    readings = list(pool.map(source.read, (1.0, 2.0, 3.0, 4.0)))
+print(json.dumps([[len(r.devices), r.problem] for r in readings]))
+"""
+    assert standin.python(code) == [[4, None]] * 4
 
 
 def test_memory_follows_the_process_that_holds_it(standin: StandinHost, grove: Grove) -> None:

@@ -12,7 +12,14 @@ import httpx
 import pytest
 from tests.daemon.conftest import Served
 
-from kvctl.core.controller.commands import Outcome, PauseRun, RefreshNow, StartRun, Throttle
+from kvctl.core.controller.commands import (
+    Outcome,
+    PauseRun,
+    RefreshNow,
+    StartRun,
+    StopDaemon,
+    Throttle,
+)
 from kvctl.core.daemon.api import HEARTBEAT_S
 from kvctl.core.daemon.server import IDLE_EXIT_S
 from kvctl.core.daemon.wire import (
@@ -202,7 +209,7 @@ async def test_the_stop_command_is_answered_before_the_socket_closes(served: Ser
         answer = await http.post("/v1/commands", content=b'{"command": "stop-daemon"}')
     assert decode(answer.content, Outcome).is_done
     assert await served.ended == "stopped by an operator"
-    assert served.controller.submitted == []
+    assert served.controller.submitted == [StopDaemon()]
 
 
 async def test_a_command_cut_by_the_stop_has_an_outcome_that_says_so(served: Served) -> None:

@@ -40,8 +40,8 @@ HOLDER = textwrap.dedent(
 PARENT = textwrap.dedent(
     """
     import subprocess, sys
-    child = subprocess.Popen(["sglang::scheduler_TP0", "-c", *sys.argv[1:]],
-                             executable=sys.executable, stdout=subprocess.PIPE, text=True)
+    child = subprocess.Popen(["sglang::scheduler_TP0", "-c", *sys.argv[2:]],
+                             executable=sys.argv[1], stdout=subprocess.PIPE, text=True)
     print(child.pid, child.stdout.readline().strip(), flush=True)
     sys.stdin.read()
     """
@@ -89,7 +89,7 @@ async def main() -> None:
     out["idle"] = {"kvctl": figures(idle), "smi": smi("gpu", fields), "held": held_lines(idle)}
     levels = learn_idle({}, idle)
     parent = subprocess.Popen(  # noqa: ASYNC220  its blocking is of no matter here
-        ["python -m sglang.launch_server", "-c", PARENT, HOLDER, str(HELD_BYTES)],
+        ["python -m sglang.launch_server", "-c", PARENT, sys.executable, HOLDER, str(HELD_BYTES)],
         executable=sys.executable,
         start_new_session=True,
         stdin=subprocess.PIPE,

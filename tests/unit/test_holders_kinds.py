@@ -144,6 +144,17 @@ def test_a_launch_mark_finds_an_untitled_orphan_in_a_session_of_its_own() -> Non
     assert kind_of(child, [], marked) is HolderKind.LEFTOVER
 
 
+def test_a_container_that_is_recorded_makes_its_processes_ours() -> None:
+    inside = process(
+        300, "sglang::scheduler_TP0", uid=0, user="root", cgroup="/docker/3f2a9c0d1e4bff"
+    )
+    client = process(100, "docker run sglang")
+    recorded = replace(SERVER, container="3f2a9c0d1e4b")
+    assert kind_of(replace(inside, parent_pid=299), [client], recorded) is HolderKind.RANK
+    assert kind_of(inside, [], recorded) is HolderKind.LEFTOVER
+    assert kind_of(inside, [client], SERVER) is HolderKind.FOREIGN
+
+
 def test_a_session_shared_with_a_shell_makes_nothing_ours() -> None:
     adopted = KnownServer("main", 100, 100, 50)
     neighbour = process(120, "python train.py", session=50, parent_pid=50)

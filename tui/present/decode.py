@@ -19,7 +19,8 @@ from kvctl.tui.present.figures import (
     seconds_short,
     spark,
 )
-from kvctl.tui.present.line import Ink, Line, Pen
+from kvctl.tui.present.line import Cell, Ink, Line, Pen, plain
+from kvctl.tui.present.line import row as row_of
 from kvctl.tui.present.view import View
 from kvctl.tui.present.words import minute, open_partition, wall_of
 
@@ -67,7 +68,9 @@ def title(snapshot: Snapshot, *, is_short: bool = False) -> str:
 def body(snapshot: Snapshot, view: View, columns: int, height: int) -> list[Line]:
     """Return the pane for wide screens: figure, history, meaning."""
     server = snapshot.server
-    decode = server.decode if server else Decode()
+    if server is None:
+        return _no_server(columns)
+    decode = server.decode
     rows = _rows(snapshot, decode)
     drawn = [_pool_line(snapshot, decode, columns), _pool_note(snapshot, decode, columns)]
     if height > len(rows) + len(drawn):
@@ -82,10 +85,24 @@ def body(snapshot: Snapshot, view: View, columns: int, height: int) -> list[Line
 def compact(snapshot: Snapshot, view: View, columns: int, height: int) -> list[Line]:
     """Return the pane for screens of one column."""
     server = snapshot.server
-    decode = server.decode if server else Decode()
+    if server is None:
+        return _no_server(columns)
+    decode = server.decode
     drawn = [_compact_pool(snapshot, decode, columns)]
     rows = _rows(snapshot, decode)
     return drawn + [_compact_row(row, snapshot, columns) for row in rows]
+
+
+def _no_server(columns: int) -> list[Line]:
+    """Return what can be done where no server runs."""
+    drawn = [plain(columns, " No server answers here.", Ink.BOLD)]
+    for key, text in (
+        ("S", "start one from a preset; every check comes first"),
+        ("A", "watch one that runs already, by URL or pid"),
+        ("s", "open a run; it waits until a server is ready"),
+    ):
+        drawn.append(row_of(columns, Cell(f"  {key}", Ink.KEY), Cell(f"  {text}")))
+    return drawn
 
 
 def _rows(snapshot: Snapshot, decode: Decode) -> list[Row]:
@@ -264,5 +281,5 @@ def _compact_row(row: Row, snapshot: Snapshot, columns: int) -> Line:
         pen.put(27 + cells, note, Ink.DIM, 17)
         pen.put(45 + cells, row.more, Ink.DIM)
     else:
-        pen.put(27 + cells, row.more or note, Ink.DIM)
+        pen.put(27 + cells, row.more if row.more and row.figure.known else note, Ink.DIM)
     return pen.line()

@@ -38,11 +38,11 @@ def body(snapshot: Snapshot, view: View, columns: int, height: int) -> list[Line
     evidence = failure.evidence if failure else ()
     drawn += [plain(columns, f" {t}") for a in advice[:2] for t in wrap(f"> {a}", columns - 2)]
     drawn += [plain(columns, f" {line}", Ink.DIM) for line in evidence]
-    return drawn[: height - 1] + [_keys(columns)]
+    return [*drawn[: height - 1], _keys(columns)]
 
 
 def _keys(columns: int) -> Line:
-    return plain(columns, " w this card   R choose a preset and start   l log", Ink.DIM)
+    return plain(columns, " w this card   S choose a preset and start   l log", Ink.DIM)
 
 
 def card(snapshot: Snapshot, columns: int, actions: tuple[tuple[str, str], ...]) -> list[Line]:
@@ -77,7 +77,7 @@ def _action_lines(actions: tuple[tuple[str, str], ...], inner: int) -> list[Line
     for key, text in actions:
         pen = Pen(inner)
         pen.put(3, key, Ink.KEY)
-        pen.put(6, text)
+        pen.put(8, text)
         drawn.append(pen.line())
     return drawn
 

@@ -36,7 +36,7 @@ def two_lines(snapshot: Snapshot, view: View, columns: int) -> list[Line]:
         cells = [*_host(snapshot), *_server(snapshot.server, snapshot, model=False)]
     first.cells(1, cells, end - 1)
     second = Pen(columns)
-    second.cells(1, _run_line(snapshot))
+    second.cells(1, _run_line(snapshot, columns))
     return [first.line(), second.line()]
 
 
@@ -85,13 +85,16 @@ def _slots(run: Run) -> str:
     return str(run.target) if run.target or run.state is not RunState.HOLDING else "–"
 
 
-def _run_line(snapshot: Snapshot) -> list[Cell]:
+def _run_line(snapshot: Snapshot, columns: int) -> list[Cell]:
     run = snapshot.run
     if run is None:
         return [Cell("no run · s starts one")]
     when = moment(run.done_wall, snapshot.wall)
     count = f"  {thousands(run.done)} of {thousands(run.total)} · {when}"
-    return [*_run(run, snapshot), Cell(count)]
+    cells = _run(run, snapshot)
+    if sum(width(cell.text) for cell in cells) + width(count) > columns - 1:
+        count = f" · {100 * run.done // run.total} %" if run.total else ""
+    return [*cells, Cell(count)]
 
 
 def _right(pen: Pen, snapshot: Snapshot, view: View, *, weekday: bool) -> int:

@@ -70,7 +70,8 @@ def dialog(snapshot: Snapshot, state: KillState, columns: int, rows: int) -> lis
     """Return the dialog in at most `rows` lines."""
     box = Box(columns)
     found = candidates(snapshot)
-    box.section(f"Kill ── {len(found)} processes hold GPU memory ── no signal was sent yet")
+    holders = "1 process holds" if len(found) == 1 else f"{len(found)} processes hold"
+    box.section(f"Kill ── {holders} GPU memory ── no signal was sent yet")
     if state.is_sent:
         box.drawn.clear()
         box.section("Kill ── sent")

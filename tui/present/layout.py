@@ -129,7 +129,9 @@ def _wide(snapshot: Snapshot, view: View, columns: int, rows: int) -> list[Line]
     """Return the panes in frames: two beside each other, the run, two beside, events."""
     top = [header.one_line(snapshot, view, columns), *verdict.lines(snapshot, view, columns)]
     parts = len(snapshot.run.partitions) if snapshot.run else 0
-    first, table, middle, feed = _heights(rows - len(top) - 5, parts)
+    first, table, middle, feed = _heights(
+        rows - len(top) - 5, parts, _wanted(snapshot, view, columns)
+    )
     drawn = top + _pair(snapshot, view, columns, first, {1: "┌┐", 2: "┌┐"})
     drawn += _framed(snapshot, view, columns, table, 3)
     drawn += _pair(snapshot, view, columns, middle, {4: "├┐", 5: "┌┤"})
@@ -137,7 +139,7 @@ def _wide(snapshot: Snapshot, view: View, columns: int, rows: int) -> list[Line]
     return [*drawn, rule(columns, "", "└┘")]
 
 
-def _heights(rows: int, partitions: int) -> tuple[int, int, int, int]:
+def _heights(rows: int, partitions: int, wanted: int) -> tuple[int, int, int, int]:
     """Return rows of the four bands: what is needed first, the rest to settings and events."""
     first, middle, feed = 10, 6, 2
     table = min(max(3, partitions + 2), max(3, rows - first - middle - feed))
@@ -145,8 +147,14 @@ def _heights(rows: int, partitions: int) -> tuple[int, int, int, int]:
     if rest < 0:
         middle = max(3, middle + rest)
         rest = rows - first - table - middle - feed
-    grown = min(6, max(0, rest - 6) // 2)
+    grown = max(0, min(wanted - middle, rest - 6))
     return first, table, middle + grown, max(1, feed + rest - grown)
+
+
+def _wanted(snapshot: Snapshot, view: View, columns: int) -> int:
+    """Return the rows that settings and presets could fill."""
+    half = columns // 2 - 2
+    return max(len(pane(snapshot, n).body(snapshot, view, half, 99)) for n in (4, 5))
 
 
 def _pair(

@@ -96,7 +96,7 @@ def help_lines(snapshot: Snapshot, view: View, columns: int, query: str) -> list
     if not query:
         drawn += [blank(columns), plain(columns, " in dialogs", Ink.DIM)]
         drawn += [
-            _key_line(shown, f"{name}: {text}", "", columns) for shown, name, text in DIALOG_KEYS
+            _key_line(shown, f"{name}: {text}", False, columns) for shown, name, text in DIALOG_KEYS
         ]
     return drawn or [plain(columns, " no key matches", Ink.DIM)]
 
@@ -105,22 +105,35 @@ def _help_line(action: Action, snapshot: Snapshot, view: View, columns: int) -> 
     why = action.why_not(snapshot, view)
     if not action.shown:
         return []
-    return [_key_line(action.shown, action.help, f"not now: {why}" if why else "", columns)]
+    text = f"{action.help} Not now: {why}." if why else action.help
+    return [
+        _key_line(action.shown if number == 0 else "", part, bool(why), columns)
+        for number, part in enumerate(wrap(text, columns - 15))
+    ]
 
 
-def _key_line(shown: str, text: str, not_now: str, columns: int) -> Line:
+def _key_line(shown: str, text: str, is_dim: bool, columns: int) -> Line:
     pen = Pen(columns)
-    pen.put(1, shown, Ink.DIM if not_now else Ink.KEY, 12)
-    end = pen.put(14, text, Ink.DIM if not_now else Ink.PLAIN)
-    if not_now and end + 2 < columns:
-        pen.put(end + 2, not_now, Ink.DIM)
+    pen.put(1, shown, Ink.DIM if is_dim else Ink.KEY, 12)
+    pen.put(14, text, Ink.DIM if is_dim else Ink.PLAIN)
     return pen.line()
 
 
 def matching(query: str) -> list[Action]:
     """Return the actions whose title, help or key matches every typed word."""
     words = query.lower().replace("-", " ").split()
-    return [a for a in ACTIONS if all(word in _haystack(a) for word in words)]
+    found = [a for a in ACTIONS if all(word in _haystack(a) for word in words)]
+    return sorted(found, key=lambda action: _distance(action, words))
+
+
+def _distance(action: Action, words: list[str]) -> int:
+    """Return how far a match is: a word of the title begins so, the title has it, the help has."""
+    if not words:
+        return 0
+    title = action.title.lower()
+    if any(word.startswith(words[0]) for word in title.split()):
+        return 0
+    return 1 if words[0] in title else 2
 
 
 def _haystack(action: Action) -> str:

@@ -14,6 +14,7 @@ from kvctl.tui.present.words import hours, minute, moment
 
 GB = 10**9
 _LONGEST_NAME = 14
+_LONGEST_BAR = 60
 _WIDE = 118
 _COMPACT = 72
 
@@ -160,37 +161,51 @@ _SMALL_HEADS = ((16, "done"), (25, "total"), (32, "err"), (41, "flight"), (54, "
 
 def _head(columns: int, name_room: int) -> Line:
     pen = Pen(columns)
+    geometry = _geometry(columns, name_room)
     pen.put(1, "part", Ink.DIM)
-    heads, shift = _geometry(columns, name_room)
-    for end, word in heads:
-        pen.right(end + shift, word, Ink.DIM)
-    if columns >= _WIDE:
-        pen.put(107 + shift, "state", Ink.DIM)
+    for end, word in geometry.heads:
+        pen.right(end, word, Ink.DIM)
+    if geometry.state is not None:
+        pen.put(geometry.state, "state", Ink.DIM)
     return pen.line()
 
 
-def _geometry(columns: int, name_room: int) -> tuple[tuple[tuple[int, str], ...], int]:
-    if columns >= _WIDE:
-        return _WIDE_HEADS, columns - _WIDE
-    if columns >= _COMPACT:
-        return _COMPACT_HEADS, columns - 80
-    return _SMALL_HEADS, min(columns - 56, name_room)
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """Where the columns of the table end at a width."""
+
+    heads: tuple[tuple[int, str], ...]
+    bar: int
+    """Cells of the bar, 0 for none."""
+    state: int | None = None
+    """Column of the state's word."""
+
+
+def _geometry(columns: int, name_room: int) -> Geometry:
+    """Return the columns: a bar of at most 60 cells, what is left over spread between them."""
+    if columns < _COMPACT:
+        shift = min(columns - 56, name_room)
+        return Geometry(tuple((end + shift, word) for end, word in _SMALL_HEADS), 0)
+    is_wide = columns >= _WIDE
+    heads, base, narrowest = (_WIDE_HEADS, _WIDE, 20) if is_wide else (_COMPACT_HEADS, 80, 15)
+    longer = min(columns - base, _LONGEST_BAR - narrowest)
+    gap = (columns - base - longer) // (len(heads) + 1)
+    moved = tuple((end + longer + gap * n, word) for n, (end, word) in enumerate(heads, 1))
+    cells = narrowest + longer - (name_room - 3)
+    return Geometry(moved, cells, 107 + longer + gap * (len(heads) + 1) if is_wide else None)
 
 
 def _row(tally: Tally, columns: int, name_room: int) -> Line:
     pen = Pen(columns)
-    heads, shift = _geometry(columns, name_room)
+    geometry = _geometry(columns, name_room)
     pen.put(1, tally.name, Ink.BOLD if tally.ink is Ink.BOLD else Ink.PLAIN, name_room)
-    if columns >= _COMPACT:
-        start = name_room + 2
-        room = (20 if columns >= _WIDE else 15) + shift - (name_room - 3)
-        pen.put(start, bar(tally.ratio, room), Ink.BAR)
+    pen.put(name_room + 2, bar(tally.ratio, geometry.bar), Ink.BAR)
     texts = _texts(tally)
-    for end, word in heads:
+    for end, word in geometry.heads:
         text, ink = texts[word]
-        pen.right(end + shift, text, ink, 10)
-    if columns >= _WIDE:
-        pen.put(107 + shift, tally.state)
+        pen.right(end, text, ink, 10)
+    if geometry.state is not None:
+        pen.put(geometry.state, tally.state)
     return pen.line()
 
 

@@ -50,7 +50,8 @@ def one_line(snapshot: Snapshot, view: View, columns: int) -> str:
     share = f"{100 * run_.done // run_.total} %" if run_ and run_.total else MISSING
     rate = _count(decode.generation_tokens_per_s)
     lost = "? " if view.lost else ""
-    return f"{lost}{word} {running}+{queued} {rate} t/s {share}"
+    text = f"{lost}{word} {running}+{queued} {rate} t/s {share}"
+    return text if len(text) <= columns else text.replace(" t/s", "")
 
 
 def one(snapshot: Snapshot, view: View, columns: int, height: int) -> list[Line]:
@@ -75,7 +76,7 @@ def _figures(snapshot: Snapshot, columns: int) -> list[Line]:
     put_figure(pool, Slot(10, 5, "%"), Reading(decode.token_usage, now, 100.0))
     if decode.pool_tokens.known:
         tokens = f"of {thousands(decode.pool_tokens.value)} tokens"
-        pool.put(20 if age_text(decode.token_usage, now, LOADS_STALE_S) else 16, tokens, Ink.DIM)
+        pool.put(22 if age_text(decode.token_usage, now, LOADS_STALE_S) else 16, tokens, Ink.DIM)
     counts = _pair(("running", decode.running, 14), ("queued", decode.queued, 33), now, columns)
     rates = _pair(
         ("gen t/s", decode.generation_tokens_per_s, 14),

@@ -105,9 +105,12 @@ def clip(text: str, cells: int) -> str:
 
 def wrap(text: str, cells: int) -> list[str]:
     """Return the text in lines of at most that many cells, broken at spaces where possible."""
+    shown = literal(text)
+    if width(shown) <= cells:
+        return [shown] if shown.strip() else []
     lines: list[str] = []
     line = ""
-    for word in literal(text).split():
+    for word in shown.split():
         for piece in _pieces(word, max(1, cells)):
             joined = f"{line} {piece}" if line else piece
             if width(joined) <= cells:

@@ -138,7 +138,9 @@ class DialogScreen(Drawn, ModalScreen[None], inherit_bindings=False):
         lines = self.lines(size)[: size.rows]
         shown = in_ascii(lines) if self.panel.view.is_ascii else lines
         drawn = canvas.first()
-        drawn.styles.width = size.columns
+        margin = 1 if self.app.size.width >= size.columns + 2 else 0
+        drawn.styles.padding = (0, margin)
+        drawn.styles.width = size.columns + 2 * margin
         drawn.styles.height = len(shown)
         drawn.show(shown)
 
