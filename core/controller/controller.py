@@ -73,6 +73,7 @@ class Controller:
 
     def subscribe(self) -> AsyncIterator[Snapshot]:
         """Yield the current picture, then later ones; a slow reader misses those between."""
+        self.store.latest = self._compose()  # never older than what a command has just done
         return self.store.subscribe()
 
     async def submit(self, command: Command) -> Outcome:

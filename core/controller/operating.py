@@ -1,6 +1,6 @@
 """Operating points: what each partition measured under each launch, with the window it held.
 
-A window grows while one partition alone is in flight under one preset and target; its steady
+A window grows while (nearly) one partition is in flight under one preset and target; its steady
 part is kept apart, and only that is quoted as steady.
 """
 
@@ -12,6 +12,8 @@ from kvctl.core.domain.snapshot import OperatingPoint, Snapshot
 LEAST_STEADY_S = 30.0
 LEAST_BURST_S = 15.0
 KEPT = 200
+MOSTLY = 0.7
+"""Share of the requests in flight from which a window is one partition's."""
 
 
 @dataclass(slots=True)
@@ -112,10 +114,16 @@ def _key(snapshot: Snapshot) -> tuple[str, str | None, bool] | None:
     server, run = snapshot.server, snapshot.run
     if server is None or run is None or not server.state.is_ready or server.decode.is_frozen:
         return None
-    flying = [part.name for part in run.partitions if part.in_flight]
+    flying = {part.name: part.in_flight for part in run.partitions if part.in_flight}
     if not flying:
         return None
-    return "+".join(flying), server.preset, server.decode.steady_since is not None
+    return _mostly(flying), server.preset, server.decode.steady_since is not None
+
+
+def _mostly(flying: dict[str, int]) -> str:
+    """Return the partition that most requests belong to, or all names where none stands out."""
+    name, most = max(flying.items(), key=lambda item: item[1])
+    return name if most >= MOSTLY * sum(flying.values()) else "+".join(flying)
 
 
 def _extend(window: _Window, snapshot: Snapshot) -> None:

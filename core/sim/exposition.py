@@ -23,6 +23,8 @@ ZERO_GAUGES = (
     *("prealloc_full_token_usage", "prealloc_swa_token_usage", "utilization"),
     *("num_unique_running_routing_keys", "num_paused_reqs", "num_retracted_reqs"),
 )
+RANK_HISTOGRAMS = ("queue_time_seconds",)
+"""Histograms of the scheduler; the others are the front end's."""
 LATENCY_BOUNDS = (0.1, 1.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1200.0, 2400.0)
 
 
@@ -59,7 +61,8 @@ def metrics_text(front: Front, latencies: dict[str, Latencies]) -> str:
     for metric, kind, series in _http(front):
         lines += _series(metric, kind, series)
     for metric, latency in latencies.items():
-        lines += _histogram(metric, f'{model},is_streaming="false"', latency)
+        labels = rank if metric in RANK_HISTOGRAMS else f'{model},is_streaming="false"'
+        lines += _histogram(metric, labels, latency)
     return "\n".join(lines) + "\n"
 
 

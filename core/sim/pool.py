@@ -4,6 +4,8 @@ Owns admission, decoding, retraction and the queue of one simulated engine. Time
 `advance(until)` runs every batch that ends by then and returns what happened. Decode steps
 between two events are taken at once, so an hour of 150 slots costs a second or less.
 
+It is one state machine whose parts share one set of books, hence longer than other modules.
+
 Source: SGLang 0.5.23 managers/schedule_policy.py, schedule_batch.py,
 new_token_ratio_tracker.py.
 """

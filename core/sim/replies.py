@@ -18,6 +18,11 @@ from kvctl.core.sim.memory import RankMemory
 VERSION = "0.5.23"
 PHASES = ("prefill", "decode", "target_verify", "draft_prefill", "draft_decode", "draft_extend")
 ACCELERATOR = "NVIDIA RTX PRO 6000 Blackwell Server Edition"
+NO_DISAGGREGATION = (
+    *("prefill_bootstrap_queue_reqs", "prefill_inflight_queue_reqs"),
+    *("decode_prealloc_queue_reqs", "decode_transfer_queue_reqs", "decode_retracted_queue_reqs"),
+    *("kv_transfer_speed_gb_s", "kv_transfer_latency_ms"),
+)
 HIDDEN_STATE = ("custom_sigquit_handler",)
 """Arguments that internal_states leaves out."""
 
@@ -185,30 +190,14 @@ def _rank_load(front: Front) -> dict[str, Any]:
         "utilization": 0.0,
         "total_prefill_uncached_tokens": totals.prefill_tokens,
         "total_prefill_busy_us": int(totals.prefill_s * 1e6),
-        "decode_moments": [
-            float(totals.decode_steps),
-            float(totals.decode_tokens),
-            round(totals.decode_s * 1e6),
-            float(totals.decode_squares),
-            round(totals.decode_request_s * 1e6),
-            float(totals.decode_tokens),
-        ],
+        "decode_moments": _decode_moments(front),
         "memory": {
             "weight_gb": round(front.memory.weights, 3),
             "kv_cache_gb": round(front.memory.kv_cache, 3),
             "graph_gb": round(front.memory.graphs, 3),
             "token_capacity": limits.capacity_tokens,
         },
-        "disaggregation": {
-            "mode": "null",
-            "prefill_bootstrap_queue_reqs": 0,
-            "prefill_inflight_queue_reqs": 0,
-            "decode_prealloc_queue_reqs": 0,
-            "decode_transfer_queue_reqs": 0,
-            "decode_retracted_queue_reqs": 0,
-            "kv_transfer_speed_gb_s": 0.0,
-            "kv_transfer_latency_ms": 0.0,
-        },
+        "disaggregation": {"mode": "null"} | dict.fromkeys(NO_DISAGGREGATION, 0),
         "queues": {
             "waiting": loads.queued,
             "grammar": 0,
@@ -217,6 +206,19 @@ def _rank_load(front: Front) -> dict[str, Any]:
             "prealloc_ready": 0,
         },
     }
+
+
+def _decode_moments(front: Front) -> list[float]:
+    """Return what looks like steps, sums of requests, µs, requests², requests µs, tokens."""
+    totals = front.engine.pool.totals
+    return [
+        float(totals.decode_steps),
+        float(totals.decode_tokens),
+        round(totals.decode_s * 1e6),
+        float(totals.decode_squares),
+        round(totals.decode_request_s * 1e6),
+        float(totals.decode_tokens),
+    ]
 
 
 def server_info_reply(front: Front) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import asyncio
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -155,7 +156,16 @@ class SimulatedServer:
     def _spawn(self, work: Coroutine[object, object, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._on_task_end)
+
+    def _on_task_end(self, task: "asyncio.Task[None]") -> None:
+        """Let a fault of the simulation itself end the server as a fault of the engine would."""
+        self._tasks.discard(task)
+        fault = None if task.cancelled() else task.exception()
+        if fault is not None:
+            trace = "".join(traceback.format_exception(fault))
+            self.log.rank(f"Scheduler hit an exception: {trace}")
+            self._set_status(-signal.SIGKILL)
 
     # -- while it serves -------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ GOLDEN = {
     "sglang-0.5.23/metrics_paused_in_place.txt": (7, 19, 0.99, 7229),
     "sglang-0.5.23/metrics_paused_retract.txt": (0, 26, 0.0, 8331),
     "sglang-0.5.23/metrics_end.txt": (0, 0, 0.0, 9436),
-    "sglang-0.5.17/c1.0.metrics.txt.gz": (0, 0, 0.0, None),
+    "sglang-0.5.17/c1.0.metrics.txt.gz": (0, 0, 0.0, 9),
 }
 
 

@@ -86,7 +86,7 @@ def background(server: SimServer) -> Background:
 
 def active_generates(server: SimServer) -> float:
     gauge = families(server.http.get("/metrics").text)["sglang:http_requests_active"]
-    return sum(s.value for s in gauge.samples if s.labels["endpoint"] == "/generate")
+    return sum(float(s.value) for s in gauge.samples if s.labels["endpoint"] == "/generate")
 
 
 def wait_running(server: SimServer, count: int) -> None:
@@ -321,8 +321,8 @@ def test_a_queued_request_ends_at_once_without_output(
 
 
 def test_a_client_that_leaves_is_aborted(server: SimServer) -> None:
-    body = {"input_ids": server.ids(), "sampling_params": {"max_new_tokens": 9_000}}
-    body["sampling_params"]["ignore_eos"] = True
+    sampling = {"max_new_tokens": 9_000, "ignore_eos": True}
+    body = {"input_ids": server.ids(), "sampling_params": sampling}
     with pytest.raises(httpx.ReadTimeout):
         httpx.post(f"{server.url}/generate", json=body, timeout=0.2, trust_env=False)
     until("nothing runs", lambda: loads(server)["num_running_reqs"] == 0)

@@ -108,8 +108,9 @@ def _no_server(columns: int) -> list[Line]:
 def _rows(snapshot: Snapshot, decode: Decode) -> list[Row]:
     run = snapshot.run
     slots = float(run.target) if run and run.target else None
+    each = _each(decode, " tok/s each")
     return [
-        Row("running", decode.running, "", "running", slots, _fit(run), _each(decode, " tok/s each")),
+        Row("running", decode.running, "", "running", slots, _fit(run), each),
         Row("queued", decode.queued, "", "queued", slots, _wait(decode), _retraction(decode)),
         Row("generation", decode.generation_tokens_per_s, "tok/s", "generation", None,
             _each(decode, " a request"), "server, now"),

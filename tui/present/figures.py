@@ -8,6 +8,7 @@ from kvctl.core.domain.units import duration, thousands
 from kvctl.tui.present.line import Ink, Pen
 
 MISSING = "–"
+WINDOW_S = 600.0
 LOADS_STALE_S = 6.0
 METRICS_STALE_S = 30.0
 _EIGHTHS = "·▏▎▍▌▋▊▉"
@@ -34,10 +35,10 @@ def spark(series: Series | None, cells: int, top: float | None = None) -> str:
     values = series.values
     known = [value for value in values if value is not None]
     scale = top if top else max(known, default=0.0)
-    slots = max(cells, len(values))
+    slots = max(len(values), round(WINDOW_S / series.step_s))
     padded = (None,) * (slots - len(values)) + values
-    means = [_mean(padded[i * slots // cells : (i + 1) * slots // cells]) for i in range(cells)]
-    return "".join(_level(value, scale) for value in means)
+    edges = [(i * slots // cells, (i + 1) * slots // cells) for i in range(cells)]
+    return "".join(_level(_mean(padded[a : max(b, a + 1)]), scale) for a, b in edges)
 
 
 def _mean(values: tuple[float | None, ...]) -> float | None:

@@ -19,11 +19,10 @@ def one_line(snapshot: Snapshot, view: View, columns: int) -> Line:
     pen = Pen(columns)
     end = _right(pen, snapshot, view, weekday=False)
     room = end - 1
-    for model, host in ((True, True), (False, True), (False, False)):
-        cells = _cells(snapshot, model=model, host=host)
-        if sum(width(cell.text) for cell in cells) <= room:
-            break
-    pen.cells(1, cells, room)
+    shapes = [_cells(snapshot, model=m, host=h) for m, h in ((True, True), (False, True))]
+    shapes += [_shortest(snapshot, host=True), _shortest(snapshot, host=False)]
+    fitting = [cells for cells in shapes if sum(width(c.text) for c in cells) <= room]
+    pen.cells(1, fitting[0] if fitting else shapes[-1], room)
     return pen.line()
 
 
@@ -47,6 +46,19 @@ def _cells(snapshot: Snapshot, *, model: bool, host: bool) -> list[Cell]:
     if snapshot.run is None:
         return [*cells, Cell("no run")]
     return [*cells, Cell("run "), *_run(snapshot.run, snapshot)]
+
+
+def _shortest(snapshot: Snapshot, *, host: bool) -> list[Cell]:
+    """Return the header where marks take the room: numbers without their words."""
+    cells = _host(snapshot) if host else []
+    cells += [*_server(snapshot.server, snapshot, model=False), Cell(" │ ", Ink.FRAME)]
+    run = snapshot.run
+    if run is None:
+        return [*cells, Cell("no run")]
+    mode = "AUTO" if run.is_auto else "MANUAL"
+    word = Cell(run_word(snapshot, run), Ink.BOLD)
+    counts = Cell(f"{run.in_flight} of {_slots(run)}", Ink.BOLD)
+    return [*cells, Cell(f"{literal(run.name)} · "), word, Cell(f" · {mode} "), counts]
 
 
 def _host(snapshot: Snapshot) -> list[Cell]:

@@ -186,9 +186,10 @@ def _point_line(point: OperatingPoint, best: float, shift: int, columns: int) ->
     pen.put(1, ">" if is_best else " ", Ink.BOLD)
     pen.put(3, point.preset or MISSING, Ink.BOLD if is_best else Ink.PLAIN, 20 + shift)
     usage = MISSING if point.token_usage is None else f"{point.token_usage:.2f}"
+    rates = (point.generation_tokens_per_s, point.effective_tokens_per_s)
     texts = ((30, point.partition), (39, thousands(point.running)), (47, thousands(point.queued)),
-             (54, usage), (63, thousands(point.generation_tokens_per_s)),
-             (72, thousands(point.effective_tokens_per_s)), (83, duration(point.window_s)))  # fmt: skip
+             (54, usage), (63, thousands(rates[0])), (72, thousands(rates[1])),
+             (83, duration(point.window_s)))  # fmt: skip
     for end, text in texts:
         pen.right(end + shift, text)
     pen.put(

@@ -1,122 +1,21 @@
-"""The restart dialog: presets, what changes, preflight, what happens to the run; then stages.
+"""The restart dialog: presets, what changes, preflight, what happens to the run; then stages."""
 
-`Check` reads the outcome of CheckPreset defensively: a key that is missing is a line that is
-not shown. Keys read of its data: `lines` [{ok, name, text}], `diff` [{flag, now, after, kind}],
-`same` (number of unchanged flags), `brings` [str], `time` (str), `how` {way: {text, cost}},
-`pool_tokens`.
-"""
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
-
-from kvctl.core.controller.commands import Outcome, WaitHow
+from kvctl.core.controller.commands import WaitHow
 from kvctl.core.domain.server import Server
 from kvctl.core.domain.snapshot import PresetSummary, Snapshot
 from kvctl.core.domain.units import duration, kilo_tokens
 from kvctl.tui.present import stages
 from kvctl.tui.present.box import Box, Option
+from kvctl.tui.present.check import Check, CheckLine
 from kvctl.tui.present.figures import rounded_tokens
 from kvctl.tui.present.line import Ink, Line, Pen, beside, fitted, plain
 from kvctl.tui.present.text import literal, width, wrap
 
 MARKS = {"ok": ("✓", Ink.GOOD), "warn": ("!", Ink.WARN), "fail": ("✗", Ink.BAD)}
 LIST_WIDTH = 32
-
-
-@dataclass(frozen=True, slots=True)
-class Line3:
-    """One preflight check: how it ended, its name, what was seen."""
-
-    ok: str
-    name: str
-    text: str
-
-    @property
-    def words(self) -> str:
-        """Name and finding as one text."""
-        return f"{self.name}: {self.text}" if self.name and self.text else self.name or self.text
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """One setting that would differ."""
-
-    flag: str
-    now: str
-    after: str
-    kind: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """What CheckPreset found for one preset."""
-
-    preset: str
-    exit_status: int
-    message: str
-    lines: tuple[Line3, ...] = ()
-    changes: tuple[Change, ...] = ()
-    same: int | None = None
-    brings: tuple[str, ...] = ()
-    time: str = ""
-    how: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    pool_tokens: int | None = None
-
-    @property
-    def is_passed(self) -> bool:
-        """Whether the preset may be started."""
-        return self.exit_status == 0 and all(line.ok != "fail" for line in self.lines)
-
-
-def read_check(preset: str, outcome: Outcome) -> Check:
-    """Return the outcome of CheckPreset as a typed value."""
-    data = outcome.data
-    pool = data.get("pool_tokens")
-    same = data.get("same")
-    return Check(
-        preset,
-        outcome.exit_status,
-        outcome.message,
-        tuple(
-            Line3(str(d.get("ok", "warn")), str(d.get("name", "")), str(d.get("text", "")))
-            for d in _rows(data.get("lines"))
-        ),
-        tuple(
-            Change(_word(d.get("flag")), _word(d.get("now")), _word(d.get("after")), _kind(d))
-            for d in _rows(data.get("diff"))
-        ),
-        same if isinstance(same, int) else None,
-        tuple(str(text) for text in _sequence(data.get("brings"))),
-        str(data.get("time") or ""),
-        _ways(data.get("how")),
-        pool if isinstance(pool, int) else None,
-    )
-
-
-def _sequence(value: object) -> Sequence[Any]:
-    return value if isinstance(value, list | tuple) else ()
-
-
-def _rows(value: object) -> list[Mapping[str, Any]]:
-    return [item for item in _sequence(value) if isinstance(item, Mapping)]
-
-
-def _word(value: object) -> str:
-    if value is None or value is False:
-        return "–"
-    return "on" if value is True else str(value)
-
-
-def _kind(row: Mapping[str, Any]) -> str:
-    return str(row.get("kind") or "")
-
-
-def _ways(value: object) -> dict[str, tuple[str, str]]:
-    if not isinstance(value, Mapping):
-        return {}
-    rows = {str(k): v for k, v in value.items() if isinstance(v, Mapping)}
-    return {k: (str(v.get("text", "")), str(v.get("cost", ""))) for k, v in rows.items()}
 
 
 @dataclass(slots=True)
@@ -303,7 +202,7 @@ def _checks(box: Box, check: Check | None, detail: int) -> None:
         box.text(check.message or "no check answered", Ink.BAD if check.exit_status else Ink.PLAIN)
 
 
-def _packed(good: Sequence[Line3], columns: int, across: int) -> list[Line]:
+def _packed(good: Sequence[CheckLine], columns: int, across: int) -> list[Line]:
     """Return passed checks in columns; one that is too long takes a line of its own."""
     room = (columns - 1) // across
     drawn: list[Line] = []
@@ -319,7 +218,7 @@ def _packed(good: Sequence[Line3], columns: int, across: int) -> list[Line]:
     return [*drawn, pen.line()] if used else drawn
 
 
-def _loud(box: Box, line: Line3, most: int) -> None:
+def _loud(box: Box, line: CheckLine, most: int) -> None:
     mark, ink = MARKS.get(line.ok, MARKS["warn"])
     for number, text in enumerate(wrap(line.words, box.inner - 5)[:most]):
         pen = Pen(box.inner)
@@ -351,9 +250,10 @@ def way_options(snapshot: Snapshot, check: Check | None) -> list[Option]:
     held = run.held_tokens_mean if run else None
     tokens = f", ~{kilo_tokens(count * held)} tokens," if held and count else ""
     answer = run.mean_answer_s if run else None
+    wait = f"~{duration(answer)}" if answer else ""
     texts = {
         "harvest": (f"keeps {count} partial answers{tokens} to be continued", "seconds"),
-        "drain": (f"waits for all {count}, no token redone", f"~{duration(answer)}" if answer else ""),
+        "drain": (f"waits for all {count}, no token redone", wait),
         "abandon": (f"throws {count} partial answers away; their prompts start again", "~0 s"),
     }  # fmt: skip
     if check is not None:

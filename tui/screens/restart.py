@@ -12,6 +12,7 @@ from kvctl.core.controller.commands import (
 from kvctl.core.domain.server import ServerState
 from kvctl.core.domain.snapshot import Snapshot
 from kvctl.tui.present import restart
+from kvctl.tui.present.check import read_check
 from kvctl.tui.present.layout import Size
 from kvctl.tui.present.line import Line
 from kvctl.tui.present.restart import RestartState
@@ -55,7 +56,7 @@ class RestartDialog(DialogScreen):
         """Take the answer if it is about the preset that is chosen now."""
         preset = restart.preset_at(self.panel.snapshot, self.state)
         if preset is not None and preset.name == name:
-            self.state.check = restart.read_check(name, outcome)
+            self.state.check = read_check(name, outcome)
             self.repaint()
 
     def lines(self, size: Size) -> list[Line]:
