@@ -165,5 +165,3 @@ class Generator(Protocol):
 
     async def close(self) -> None:
         """Close connections."""
-
-

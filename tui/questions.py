@@ -18,6 +18,7 @@ from kvctl.tui import runfiles
 from kvctl.tui.actions import has_live_server
 from kvctl.tui.present import restart
 from kvctl.tui.present.box import Option
+from kvctl.tui.present.presets import in_order
 from kvctl.tui.screens.dialogs import ChoiceDialog, EntryDialog, KillDialog, Question, Request
 from kvctl.tui.screens.restart import RestartDialog
 
@@ -48,7 +49,7 @@ class Questions:
     def _preflight(self, *, is_start: bool, preset: str | None = None) -> None:
         snapshot, view = self.app.snapshot, self.app.view
         if preset is None and view.zoom == 5 and snapshot.presets:
-            preset = snapshot.presets[view.cursor % len(snapshot.presets)].name
+            preset = in_order(snapshot)[view.cursor % len(snapshot.presets)].name
         self.app.push_screen(RestartDialog(snapshot, is_start=is_start, preset=preset))
 
     def _card_choice(self, key: str) -> str | None:

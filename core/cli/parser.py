@@ -171,15 +171,10 @@ def _add_run(verbs: _Verbs) -> None:
     run.add("status", "runs:status", "the run and its partitions", json=True)
     run.add("retry-failed", "runs:retry_failed", "queue failed rows again")
     run.add("close", "runs:close", "end the run's driver; its files stay")
-    verify = run.add("verify", "runs:verify", "check the output on disk", json=True)
-    export = run.add("export", "runs:export", "print accepted responses, one JSON object a line")
-    for verb in (verify, export):
-        verb.add_argument(
-            "output", metavar="FILE|DIR", type=Path, nargs="?", help="default: the present run's"
-        )
-    export.add_argument("--partition", metavar="P")
-    export.add_argument("--where", metavar="EXPR", help="e.g. finish=stop, tokens>100")
-    export.add_argument("-o", "--to", type=Path, metavar="FILE", help="default: standard output")
+    verify = run.add("verify", "runs:verify", "is every id on disk exactly once?", json=True)
+    verify.add_argument(
+        "file", metavar="FILE", type=Path, nargs="?", help="default: the present run's"
+    )
 
 
 def _add_daemon(verbs: _Verbs) -> None:

@@ -47,7 +47,8 @@ def server_lines(server: Server) -> Iterator[str]:
     )
     reason = f" ({server.state_reason})" if server.state_reason else ""
     yield clean_line(f"server {server.name}  {server.state.value}{reason}  {server.url}")
-    yield clean_line("  " + "  ".join(fact for fact in facts if fact))
+    if any(facts):
+        yield clean_line("  " + "  ".join(fact for fact in facts if fact))
     yield f"  {decode_line(server)}"
     if server.failure:
         yield clean_line(f"  failed: {server.failure.headline}")

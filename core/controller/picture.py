@@ -14,6 +14,7 @@ from kvctl.core.domain.run import Run
 from kvctl.core.domain.server import Server
 from kvctl.core.domain.snapshot import PresetSummary, Snapshot
 from kvctl.core.domain.verdict import Verdict, VerdictWord
+from kvctl.core.servers.discover import SIMULATED_MODULE
 from kvctl.core.servers.ledger import Ledger
 from kvctl.core.servers.preset_store import ListedPreset
 
@@ -86,7 +87,7 @@ class Picture:
             self._presets_at = at
             records = {r.preset: r for r in self.ledger.records() if r.was_ready}
             pools = {name: record.pool_tokens for name, record in records.items()}
-            listed = self.host.presets.listed()
+            listed = [p for p in self.host.presets.listed() if self._belongs_here(p)]
             self._presets = tuple(self._summary(preset, pools) for preset in listed)
         running = {server.preset for server in servers if server.state.is_ready}
         steady = self.points.best_by_preset()
@@ -100,6 +101,12 @@ class Picture:
             for preset in self._presets
         )
 
+    def _belongs_here(self, listed: ListedPreset) -> bool:
+        """Whether a preset is for this kind of host: simulated ones stay on the simulated host."""
+        command = listed.preset.launch_setting("command") if listed.preset else None
+        words = command.value if command is not None and isinstance(command.value, tuple) else ()
+        return (SIMULATED_MODULE in words) == self.host.gpus.is_simulated
+
     def _summary(self, listed: ListedPreset, pools: Mapping[str, int | None]) -> PresetSummary:
         broken = refusals(listed.preset, self.host.config.rules) if listed.preset else ()
         rule = broken[0].rule if broken else None
@@ -107,7 +114,7 @@ class Picture:
             listed.name,
             listed.preset.description if listed.preset else "",
             refused=f"rule on {rule.flag}: {rule.reason}" if rule else None,
-            problem=str(listed.problems[0]) if listed.problems else None,
+            problem=listed.problems[0].message if listed.problems else None,
             pool_tokens=pools.get(listed.name),
         )
 

@@ -287,7 +287,10 @@ class ServerWatch:
         self.decode = decoding.fold_log(self.decode, records, now)
         for record in records:
             self._note(record)
-        self.last_line, self.last_line_at = records[-1].text, now
+        telling = [record for record in records if record.kind is not LogKind.ACCESS]
+        self.last_line_at = now
+        if telling:
+            self.last_line = telling[-1].text
 
     def _note(self, record: LogRecord) -> None:
         if record.kind is LogKind.FAILURE and not record.is_backlog:

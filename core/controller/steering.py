@@ -126,15 +126,15 @@ class Steering:
         elif done.action is CeilingAction.RESUME:
             self.driver.resume(by=POLICY)
             self.tell("ceiling", f"resumed: {done.reason}")
-        self._warn(done.action, done.reason)
+        self._warn(done.action, usage, done.reason)
 
-    def _warn(self, action: CeilingAction, reason: str) -> None:
-        """Tell the ceiling once each time it is reached."""
+    def _warn(self, action: CeilingAction, usage: float | None, reason: str) -> None:
+        """Tell the ceiling once, and again only after usage has come down to the lower mark."""
         if action is CeilingAction.WARN and not self._warned:
             self.tell("ceiling", reason)
-        self._warned = action is CeilingAction.WARN or (
-            self._warned and action is not (CeilingAction.NONE)
-        )
+            self._warned = True
+        elif usage is not None and usage <= self.driver.spec.resume_below:
+            self._warned = False
 
     def _new_retractions(self, url: str, decode: Decode) -> int | None:
         total = decode.retracted_total.value

@@ -268,10 +268,14 @@ class _Renderer:
             for s, value in self.flags
             if value is not False
         ]
-        hidden = self._secret_variables()
+        hidden, own = self._secret_variables(), {name for name, _ in QUICK_DEATH}
+        given = {setting.name for setting in self.preset.env}
         return (
             *flags,
-            *(LaunchFlag(n, HIDDEN if n in hidden else v, "env") for n, v in env),
+            *(
+                LaunchFlag(n, HIDDEN if n in hidden else v, "kvctl" if n in own - given else "env")
+                for n, v in env
+            ),
         )
 
 

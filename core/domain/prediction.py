@@ -96,6 +96,16 @@ class Prediction:
     notes: tuple[str, ...] = ()
 
     @property
+    def fits(self) -> bool | None:
+        """Whether the launch gets a pool and room for its graphs; None where it may or may not."""
+        if self.pool is None:
+            return None
+        bounds = [self.pool] if self.free is None else [self.pool, self.free]
+        if any(bound.high <= 0 for bound in bounds):
+            return False
+        return True if all(bound.low > 0 for bound in bounds) else None
+
+    @property
     def total(self) -> Interval | None:
         """Tokens of all pools."""
         return None if self.pool is None else self.pool.times(self.pools)

@@ -79,7 +79,7 @@ class LaunchFlag:
     """SGLang's own spelling with dashes, or an environment variable."""
     value: str
     origin: str
-    """"preset NAME", "env", "resolved" (chosen by the server)."""
+    """"preset NAME", "env", "kvctl" (its own default), "resolved" (chosen by the server)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,13 @@
 """When figures may be quoted as steady, and since when.
 
-The rule: over the last 60 s (55 s of samples at least), at least 20 samples, load above 0 in every one, no gap above 10 s;
-running of the last 30 s within 10 % (at least 1 request) of the 30 s before, mean token usage
-within 0.03, queue within 10 % (at least 4 requests), and the usage not still rising: less than
-0.02 between the means of the last two 15 s. Once steady, it takes twice these differences to end
-it, so that the noise of a full pool does not. `steady since` is the moment the window first held
-the rule. A restart, a pause, a change of capacity or of the target starts over, so that neither a
-burst (usage still rising) nor the time before a change is ever quoted.
+The rule: over the last 60 s (55 s of samples at least), at least 20 samples, load above 0 in every
+one, no gap above 10 s; running of the last 30 s within 10 % (at least 1 request) of the 30 s
+before, mean token usage within 0.03, queue within 10 % (at least 4 requests), and the usage not
+still rising: less than 0.02 between the means of the last two 15 s. Once steady, it takes twice
+these differences to end it, so that the noise of a full pool does not. `steady since` is the
+moment the window first held the rule. A restart, a pause, a change of capacity or of the target
+starts over, so that neither a burst (usage still rising) nor the time before a change is ever
+quoted.
 """
 
 from collections.abc import Sequence

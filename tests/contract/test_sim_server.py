@@ -16,6 +16,7 @@ from tests.fakes.sim_server import SimServer, sim_server, until
 from kvctl.core.sim.answers import EOS_ID
 
 DATA = Path(__file__).parent.parent / "data" / "sglang-0.5.23"
+LONG = {"max_new_tokens": 16_000, "ignore_eos": True}  # four real seconds at this speed
 MODEL_DEPENDENT = {"embedding"}  # of the tiny model only
 
 
@@ -74,7 +75,7 @@ class Background:
         self._pool = ThreadPoolExecutor(64)
 
     def send(self, rid: str, number: int = 0, **body: Any) -> "Future[httpx.Response]":
-        body.setdefault("sampling_params", {"max_new_tokens": 4_000, "ignore_eos": True})
+        body.setdefault("sampling_params", LONG)
         body["input_ids"] = self._server.ids(number=number)
         return self._pool.submit(generate, self._server, rid=rid, **body)
 
@@ -268,12 +269,12 @@ def test_an_unknown_top_level_field_is_ignored(server: SimServer) -> None:
 def test_a_duplicate_id_is_400_and_the_first_is_unharmed(
     server: SimServer, background: Background
 ) -> None:
-    first = background.send("dup.", sampling_params={"max_new_tokens": 800, "ignore_eos": True})
+    first = background.send("dup.", sampling_params={"max_new_tokens": 6_000, "ignore_eos": True})
     wait_running(server, 1)
     second = generate(server, rid="dup.")
     assert second.status_code == 400
     assert second.json() == {"error": {"message": "Duplicate request ID detected: dup."}}
-    assert len(first.result().json()["output_ids"]) == 800
+    assert len(first.result().json()["output_ids"]) == 6_000
 
 
 # -- abort ---------------------------------------------------------------------------------
@@ -345,7 +346,7 @@ def test_pause_without_a_mode_aborts_everything(server: SimServer, background: B
 def test_a_pause_freezes_loads_and_loses_nothing(
     server: SimServer, background: Background, mode: str
 ) -> None:
-    sampling = {"max_new_tokens": 1_500, "ignore_eos": True}
+    sampling = {"max_new_tokens": 6_000, "ignore_eos": True}
     waiting = [background.send(f"f-{n}.", n, sampling_params=sampling) for n in range(4)]
     wait_running(server, 4)
     server.http.post("/pause_generation", json={"mode": mode})
@@ -364,7 +365,7 @@ def test_a_pause_freezes_loads_and_loses_nothing(
     assert server.http.get("/ready").status_code == 200
     for future in waiting:
         reply = future.result().json()
-        assert len(reply["output_ids"]) == 1_500
+        assert len(reply["output_ids"]) == 6_000
         assert reply["meta_info"]["num_retractions"] == (1 if mode == "retract" else 0)
 
 
@@ -455,13 +456,22 @@ def test_an_unsupported_key_rejects_the_whole_change(server: SimServer) -> None:
 def test_lowering_the_cap_lets_running_requests_end_and_admits_no_more(
     server: SimServer, background: Background
 ) -> None:
-    for number in range(10):
-        sampling = {"max_new_tokens": 300 + 150 * number, "ignore_eos": True}
-        background.send(f"cap-{number}.", number, sampling_params=sampling)
-    wait_running(server, 10)
+    short = {"max_new_tokens": 200, "ignore_eos": True}
+    server.http.post("/pause_generation", json={"mode": "in_place"})  # so that all begin at once
+    ending = [background.send(f"short-{n}.", n, sampling_params=short) for n in range(6)]
+    for number in range(4):
+        background.send(f"long-{number}.", 10 + number)
+    until("all taken", lambda: active_generates(server) == 10)
+    server.http.post("/continue_generation", json={})
+    until("all entered", lambda: sum(counts(server)) > 0)
     wanted = {"server_args": {"pp_max_micro_batch_size": 4}}
-    server.http.post("/set_internal_state", json=wanted)
-    more = [background.send(f"cap-2{number}.", 50 + number) for number in range(3)]
-    until("three queued", lambda: loads(server)["num_waiting_reqs"] == 3)
-    wait_running(server, 4)
+    assert server.http.post("/set_internal_state", json=wanted).json() == [True]
+    more = [background.send(f"more-{number}.", 50 + number) for number in range(3)]
+    until("four run, three wait", lambda: counts(server) == (4, 3))
+    assert [len(future.result().json()["output_ids"]) for future in ending] == [200] * 6
     assert not any(future.done() for future in more)
+
+
+def counts(server: SimServer) -> tuple[int, int]:
+    now = loads(server)
+    return now["num_running_reqs"], now["num_waiting_reqs"]

@@ -96,6 +96,11 @@ def test_the_headroom_after_graphs_at_090_follows_from_that_at_088() -> None:
     assert free.expected / GIB == pytest.approx(3.5, abs=0.15)
 
 
+def test_095_leaves_no_room_for_the_graphs_that_088_needed_and_092_does() -> None:
+    assert kimi(replace(HICACHE, mem_fraction=0.95), HICACHE_LAUNCH).fits is False
+    assert kimi(replace(HICACHE, mem_fraction=0.92), HICACHE_LAUNCH).fits is True
+
+
 def test_before_any_launch_the_missions_pools_lie_inside_a_wide_interval() -> None:
     for flags, tokens in ((BASELINE, 116_000), (HICACHE, 159_277), (FP8, 376_029)):
         prediction = kimi(flags)
@@ -135,6 +140,7 @@ def test_weights_that_exceed_the_budget_leave_no_pool_and_say_by_how_much() -> N
     prediction = predicted("deepseek-v3", ServingFlags(layout=Layout(tp=4)))
     assert prediction.limited_by is LimitedBy.WEIGHTS
     assert pool_of(prediction).expected == 0
+    assert prediction.fits is False
     assert "exceed the budget by" in prediction.reason
 
 

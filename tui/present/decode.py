@@ -57,7 +57,7 @@ def title(snapshot: Snapshot, *, is_short: bool = False) -> str:
     elif decode.steady_since is not None:
         parts.append(f"steady since {minute(wall_of(snapshot, decode.steady_since))}")
     elif decode.running.value:
-        parts.append("not steady yet: do not quote")
+        parts.append("not steady yet")
     source = decode.running.source
     if source:
         name = source.rsplit("/", 1)[-1] if is_short else source

@@ -7,6 +7,9 @@ from kvctl.tui.present.line import Ink, Line, Pen
 from kvctl.tui.present.text import literal
 
 _ERROR = re.compile(r"error|exception|traceback|sigquit|out of memory|fatal|killed", re.IGNORECASE)
+_POLL = re.compile(
+    r'"GET /(?:v1/loads|metrics|get_load|server_info|get_server_info|model_info|health)\b[^"]*" 200'
+)
 _DECODE = re.compile(r"\bDecode batch\b")
 
 
@@ -22,10 +25,12 @@ def kept(lines: Sequence[str], query: str) -> list[str]:
 
 
 def folded(lines: Sequence[str]) -> list[str]:
-    """Return the lines with each stretch of decode lines as its last one and their number."""
+    """Return the lines without answered polls, each stretch of decode lines as its last one."""
     out: list[str] = []
     count = 0
     for line in lines:
+        if _POLL.search(line):
+            continue
         is_decode = bool(_DECODE.search(line))
         count = count + 1 if is_decode else 0
         shown = f"{line}   (+{count - 1} decode lines)" if count > 1 else line

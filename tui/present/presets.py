@@ -5,8 +5,9 @@ from kvctl.core.domain.snapshot import PresetSummary, Snapshot
 from kvctl.core.domain.units import kilo_tokens, thousands
 from kvctl.tui.present.figures import MISSING, rounded_tokens
 from kvctl.tui.present.line import Ink, Line, Pen, plain
+from kvctl.tui.present.text import literal, width
 from kvctl.tui.present.view import View
-from kvctl.tui.present.words import hours, open_partition
+from kvctl.tui.present.words import hours, open_partition, short_paths
 
 _NOTE = "tok/s steady; – never reached steady state"
 
@@ -23,17 +24,20 @@ def body(snapshot: Snapshot, view: View, columns: int, height: int) -> list[Line
     if not snapshot.presets:
         return [plain(columns, " kvctl presets list says where they are looked for.", Ink.DIM)]
     drawn = [_head(snapshot.run, columns)]
-    for number, preset in enumerate(snapshot.presets):
+    for number, preset in enumerate(in_order(snapshot)):
         line = _row(preset, snapshot, columns)
         is_cursor = view.zoom == 5 and view.cursor == number
         drawn.append(line.inked(Ink.CURSOR) if is_cursor else line)
-        why = preset.problem or preset.refused
-        if why:
-            word = "cannot be read" if preset.problem else "refused"
-            drawn.append(plain(columns, f"     {word}: {why}", Ink.DIM))
+        if preset.refused and not preset.problem:
+            drawn.append(plain(columns, f"     refused: {preset.refused}", Ink.DIM))
     if len(drawn) < height:
         drawn.append(plain(columns, f" {_NOTE}", Ink.DIM))
     return drawn
+
+
+def in_order(snapshot: Snapshot) -> list[PresetSummary]:
+    """Return the presets as listed everywhere; those that cannot be read come last."""
+    return sorted(snapshot.presets, key=lambda preset: preset.problem is not None)
 
 
 def _head(run: Run | None, columns: int) -> Line:
@@ -55,6 +59,8 @@ def _row(preset: PresetSummary, snapshot: Snapshot, columns: int) -> Line:
         pen.put(1, ">", Ink.BOLD)
     pen.put(3, preset.name, Ink.BOLD if preset.is_running else Ink.PLAIN, 14 + shift)
     if preset.problem:
+        start = 5 + width(literal(preset.name))
+        pen.put(start, f"cannot be read: {short_paths(preset.problem)}", Ink.DIM)
         return pen.line()
     pen.right(24 + shift, rounded_tokens(preset.pool_tokens), room=8)
     pen.right(33 + shift, _fit(preset, snapshot), room=8)

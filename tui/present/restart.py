@@ -12,7 +12,9 @@ from kvctl.tui.present.box import Box, Option
 from kvctl.tui.present.check import Check, CheckLine
 from kvctl.tui.present.figures import rounded_tokens
 from kvctl.tui.present.line import Ink, Line, Pen, beside, fitted, plain
+from kvctl.tui.present.presets import in_order
 from kvctl.tui.present.text import literal, width, wrap
+from kvctl.tui.present.words import short_paths
 
 MARKS = {"ok": ("✓", Ink.GOOD), "warn": ("!", Ink.WARN), "fail": ("✗", Ink.BAD)}
 LIST_WIDTH = 32
@@ -46,7 +48,7 @@ def preset_at(snapshot: Snapshot, state: RestartState) -> PresetSummary | None:
     """Return the chosen preset."""
     if not snapshot.presets:
         return None
-    return snapshot.presets[state.chosen % len(snapshot.presets)]
+    return in_order(snapshot)[state.chosen % len(snapshot.presets)]
 
 
 def why_not_yet(snapshot: Snapshot, state: RestartState) -> str:
@@ -128,12 +130,12 @@ def _preset_list(snapshot: Snapshot, state: RestartState, detail: int) -> list[L
     head.put(1, "Presets", Ink.DIM)
     head.right(LIST_WIDTH - 1, "KV tokens", Ink.DIM)
     drawn = [head.line()]
-    for number, preset in enumerate(snapshot.presets):
+    for number, preset in enumerate(in_order(snapshot)):
         is_chosen = number == state.chosen % len(snapshot.presets)
         drawn.append(_preset_line(preset, is_chosen, state.check))
         reason = preset.problem or preset.refused
-        if reason and (detail >= 2 or is_chosen):
-            texts = wrap(reason, LIST_WIDTH - 6)[: 3 if is_chosen else 1]
+        if reason and (is_chosen or (detail >= 2 and not preset.problem)):
+            texts = wrap(short_paths(reason), LIST_WIDTH - 6)[: 3 if is_chosen else 1]
             drawn += [plain(LIST_WIDTH, f"     {text}", Ink.DIM) for text in texts]
     return drawn
 

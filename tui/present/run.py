@@ -51,7 +51,8 @@ def title(snapshot: Snapshot, *, is_short: bool = False) -> str:
     if not is_short:
         parts.append(f"{thousands(run.done)} of {thousands(run.total)}")
         names = [p.name for p in run.partitions if p.state is PartitionState.OPEN]
-        parts += [f"open: {', '.join(names)}"] if names else []
+        parts += [f"open: {', '.join(names)}"] if 0 < len(names) <= 3 else []
+        parts += [f"{len(names)} partitions open"] if len(names) > 3 else []
     if run.partials:
         parts.append(f"{run.partials} partials kept ({kilo_tokens(run.partial_tokens)} tokens)")
     parts.append(_journal(snapshot, run, is_short=is_short))

@@ -22,6 +22,7 @@ _NEXT = (
     "tp-size",
 )
 _UNITS = {"hicache-size": "GB a rank"}
+_ON = ("true", "True", "on", "")
 _SELF_EVIDENT = ("model-path", "host", "port")
 
 
@@ -87,14 +88,15 @@ def _items(server: Server) -> list[tuple[str, str]]:
 
 
 def _variables(server: Server) -> list[str]:
-    return [flag.name for flag in server.flags if flag.origin == "env"]
+    names = [flag.name for flag in server.flags if flag.origin == "env"]
+    return [name for name in names if name.startswith("NCCL")]
 
 
 def _value(flags: list[LaunchFlag]) -> str:
     """Return a setting as asked for and, where it differs, as the server resolved it."""
     shown: list[str] = []
     for flag in sorted(flags, key=lambda f: f.origin == "resolved"):
-        text = "" if flag.value in ("true", "True", "") else literal(flag.value)
+        text = "" if flag.value in _ON else literal(flag.value)
         text = thousands(int(text)) if text.isdigit() and len(text) > 4 else text
         if text not in shown:
             shown.append(text)

@@ -1,5 +1,6 @@
 """Words the panes share: states, moments and durations as they are written on the screen."""
 
+import re
 import time
 
 from kvctl.core.domain.run import Partition, PartitionState, Run, RunState
@@ -8,6 +9,7 @@ from kvctl.core.domain.snapshot import Snapshot
 from kvctl.core.domain.units import duration
 
 _ROUND_TO_S = 300
+_PATH = re.compile(r"(?:/[^\s/:]+){2,}/([^\s/:]+)")
 
 
 def server_word(server: Server) -> str:
@@ -69,10 +71,14 @@ def wall_of(snapshot: Snapshot, at: float) -> float:
 
 
 def open_partition(run: Run | None) -> Partition | None:
-    """Return the partition that speaks for the lengths now: the first that is open."""
-    if run is None:
-        return None
-    return next((p for p in run.partitions if p.state is PartitionState.OPEN), None)
+    """Return the partition that speaks for the lengths now: the open one with most in flight."""
+    opened = [p for p in run.partitions if p.state is PartitionState.OPEN] if run else []
+    return max(opened, key=lambda part: part.in_flight, default=None)
+
+
+def short_paths(text: str) -> str:
+    """Return text with every long path as its last component, so that what follows is seen."""
+    return _PATH.sub(lambda found: found.group(1), text)
 
 
 def single(text: str) -> str:

@@ -15,6 +15,7 @@ from kvctl.tui.present import restart
 from kvctl.tui.present.check import read_check
 from kvctl.tui.present.layout import Size
 from kvctl.tui.present.line import Line
+from kvctl.tui.present.presets import in_order
 from kvctl.tui.present.restart import RestartState
 from kvctl.tui.present.words import is_changing
 from kvctl.tui.screens.base import DialogScreen
@@ -154,15 +155,16 @@ class StagesDialog(DialogScreen):
 
 def _first_choice(snapshot: Snapshot, preset: str | None) -> int:
     """Return which preset is chosen when the dialog opens."""
-    names = [p.name for p in snapshot.presets]
+    presets = in_order(snapshot)
+    names = [found.name for found in presets]
     if preset in names:
         return names.index(preset)
     lever = snapshot.verdicts[0].lever if snapshot.verdicts else ""
-    for number, found in enumerate(snapshot.presets):
+    for number, found in enumerate(presets):
         if lever.startswith("R ") and found.name in lever.split() and not found.refused:
             return number
-    running = [n for n, found in enumerate(snapshot.presets) if found.is_running]
-    allowed = [n for n, found in enumerate(snapshot.presets) if not found.refused]
+    running = [n for n, found in enumerate(presets) if found.is_running]
+    allowed = [n for n, found in enumerate(presets) if not (found.refused or found.problem)]
     return (running or allowed or [0])[0]
 
 

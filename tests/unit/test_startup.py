@@ -1,0 +1,201 @@
+"""Starts and their ends out of recorded logs: steps, facts, first cause, advice (O11, O12)."""
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from kvctl.core.domain.loglines import LogRecord
+from kvctl.core.domain.logscan import parse_line
+from kvctl.core.domain.server import Failure, StageState
+from kvctl.core.domain.startfailure import cause_of
+from kvctl.core.domain.startup import (
+    StartupProgress,
+    failure_of,
+    fold_startup,
+    launched,
+    phases_of,
+    stages_of,
+)
+
+DATA = Path(__file__).parents[1] / "data"
+
+
+def records_of(name: str) -> list[LogRecord]:
+    path = DATA / name
+    data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    lines = data.decode(errors="replace").split("\n")
+    return [parse_line(line, number) for number, line in enumerate(lines, 1)]
+
+
+def failure(name: str) -> Failure:
+    found = failure_of(records_of(name))
+    assert found is not None
+    return found
+
+
+def all_text(found: Failure) -> str:
+    return " ".join([found.headline, *found.advice])
+
+
+@pytest.mark.parametrize(
+    ("name", "pool", "limit", "graphs"),
+    [
+        ("sglang-0.5.17/server.log.gz", 159277, 2488, StageState.DONE),
+        ("sglang-0.5.23/server.log", 4096, 2048, StageState.SKIPPED),
+    ],
+)
+def test_a_recorded_start_ends_ready_with_its_facts(name, pool, limit, graphs):
+    progress = fold_startup(launched(0.0), records_of(name), 60.0)
+    assert progress.is_ready
+    assert (progress.pool_tokens, progress.max_running) == (pool, limit)
+    states = {stage.name: stage.state for stage in stages_of(progress)}
+    assert states.pop("graphs") is graphs
+    assert set(states.values()) == {StageState.DONE}
+    assert failure_of(records_of(name)) is None
+
+
+def test_the_memory_left_is_that_after_the_graphs():
+    progress = fold_startup(launched(0.0), records_of("sglang-0.5.17/server.log.gz"), 1.0)
+    assert (progress.available_gpu_memory_gb, progress.weights_gb) == (102.54, 14.97)
+
+
+def test_every_step_of_a_recorded_start_is_seen_in_order():
+    progress, seen = launched(0.0), []
+    for number, record in enumerate(records_of("sglang-0.5.17/server.log.gz")[:400]):
+        progress = fold_startup(progress, [record], float(number))
+        if progress.current not in (None, *seen[-1:]):
+            seen.append(progress.current)
+    assert seen == ["process", "weights", "kv_pool", "graphs", "warmup"]
+
+
+def test_weight_shards_are_shown_as_they_load():
+    bar = "Loading safetensors checkpoint shards:  38% Completed | 3/8 [00:09<00:15,  3.1s/it]"
+    lines = ["[2026-11-02 09:00:00 TP0] Load weight begin. avail mem=138.20 GB", bar]
+    progress = fold_startup(launched(0.0), [parse_line(line) for line in lines], 1.0)
+    assert progress.text == "weights 3/8"
+    step = progress.step("weights")
+    assert step is not None and step.ratio == 0.375 and not step.is_done
+
+
+def test_weights_are_done_only_when_every_rank_has_loaded():
+    lines = [
+        "[2026-11-02 09:00:00 TP0] Load weight begin. avail mem=138.20 GB",
+        "[2026-11-02 09:00:00 TP1] Load weight begin. avail mem=138.20 GB",
+        "[2026-11-02 09:05:30 TP1] Load weight end. type=M, avail mem=70.00 GB",
+        "[2026-11-02 09:06:30 TP0] Load weight end. type=M, avail mem=70.00 GB",
+    ]
+    done, progress = [], launched(0.0)
+    for line in lines:
+        progress = fold_startup(progress, [parse_line(line)], 1.0)
+        step = progress.step("weights")
+        done.append(step is not None and step.is_done)
+    assert done == [False, False, False, True]
+
+
+def test_a_failed_start_marks_the_step_it_failed_in():
+    lines = ["[2026-11-02 09:00:00] Load weight begin. avail mem=138.20 GB"]
+    progress = fold_startup(launched(0.0), [parse_line(line) for line in lines], 1.0)
+    stages = {s.name: s for s in stages_of(progress, failed="no memory")}
+    assert stages["weights"].state is StageState.FAILED
+    assert stages["weights"].detail == "no memory"
+    assert stages["graphs"].state is StageState.TODO
+
+
+def test_nothing_is_known_of_a_start_without_lines():
+    assert StartupProgress().current is None and StartupProgress().text == ""
+
+
+def test_o11_no_room_for_the_pool_advises_to_raise_the_fraction():
+    found = failure("cases/o11-start-oom.log")
+    assert "raise mem-fraction-static (now 0.8)" in found.advice
+    assert "lower" not in all_text(found)
+    assert "tp-size up" in all_text(found)
+
+
+def test_o11_out_of_memory_while_serving_advises_to_lower_it():
+    found = failure("cases/o11-run-oom.log")
+    assert "lower mem-fraction-static" in all_text(found)
+    assert "raise" not in all_text(found)
+    assert found.stage is None and found.after_s == 2409
+
+
+def test_o11_a_peer_that_closed_the_connection_is_no_lack_of_memory():
+    found = failure("cases/o11-graph-not-oom.log")
+    assert "Connection closed by peer" in found.headline
+    assert "not a lack of memory" in all_text(found)
+    assert "mem-fraction" not in all_text(found)
+    assert "other ranks" in all_text(found)
+
+
+@pytest.mark.parametrize("name", ["start-oom", "run-oom", "graph-not-oom"])
+def test_o11_the_sigquit_is_never_the_cause(name):
+    cause = cause_of(records_of(f"cases/o11-{name}.log"))
+    assert cause is not None and cause.kind != "sigquit"
+
+
+def test_o12_a_slow_rank_is_named_and_not_called_out_of_memory():
+    found = failure("cases/o12-slow-load.log")
+    assert found.headline == "rank 0 was still loading when the barrier ran out after 8 min"
+    assert "slow storage or a dead rank" in all_text(found)
+    assert found.stage == "weights"
+    progress = fold_startup(launched(0.0), records_of("cases/o12-slow-load.log"), 1.0)
+    assert phases_of(progress) == ("TP0: weights begun", "TP1: weights done")
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "told"),
+    [
+        ("start_wrong_flag", "bad_flag", "--mem-fraction-statik 0.8"),
+        ("start_ambiguous_flag", "bad_flag", "--disable-c could match"),
+        ("start_wrong_choice", "bad_flag", "invalid choice: 'nonsense'"),
+        ("start_wrong_type", "bad_flag", "invalid int value: 'two'"),
+        ("start_model_missing", "model_missing", "/nonexistent/model"),
+        ("start_pool_too_small", "pool_too_small", "too small for a single request"),
+        ("start_port_in_use", "port_in_use", "already in use"),
+        ("start_killed_main_12s", "parent_gone", "main process was killed"),
+        ("crash_bad_token_id", "exception", "IndexError: index out of range in self"),
+        ("watchdog_kill_in_place_pause", "watchdog", "paused in place"),
+        ("sigquit", "sigquit", "does not say why"),
+    ],
+)
+def test_a_recorded_end_has_its_cause_and_evidence(name, kind, told):
+    records = records_of(f"sglang-0.5.23/live/{name}.log")
+    cause = cause_of(records)
+    assert cause is not None and cause.kind == kind
+    found = failure(f"sglang-0.5.23/live/{name}.log")
+    assert told in all_text(found)
+    number = cause.record.number
+    assert any(line.startswith(f"{number}  ") for line in found.evidence)
+
+
+@pytest.mark.parametrize(
+    "name", ["sigterm_drain", "sigterm_while_paused", "sigterm_force_shutdown"]
+)
+def test_a_stop_that_was_asked_for_is_no_failure(name):
+    assert failure_of(records_of(f"sglang-0.5.23/live/{name}.log")) is None
+
+
+def test_a_warning_that_nothing_followed_is_no_failure():
+    lines = ["Health check failed. Server couldn't get a response from detokenizer for last 20 s"]
+    assert failure_of([parse_line(line) for line in lines]) is None
+
+
+def test_an_exception_that_the_server_survived_is_no_failure():
+    lines = [
+        "ModuleNotFoundError: No module named 'openai_harmony'",
+        "[2026-11-02 09:00:00] The server is fired up and ready to roll!",
+    ]
+    assert failure_of([parse_line(line) for line in lines]) is None
+
+
+def test_the_first_rank_to_fail_is_the_cause_and_not_its_victims():
+    lines = [
+        "[2026-11-02 09:40:09 TP3] Scheduler hit an exception: Traceback (most recent call last):",
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.30 GiB.",
+        "[2026-11-02 09:40:19 TP0] Scheduler hit an exception: Traceback (most recent call last):",
+        "torch.distributed.DistBackendError: NCCL error in: x.cpp:29, remote process exited",
+        "[2026-11-02 09:40:20] SIGQUIT received. signum=None, frame=None.",
+    ]
+    cause = cause_of([parse_line(line, number) for number, line in enumerate(lines, 1)])
+    assert cause is not None and (cause.kind, cause.record.number) == ("oom_start", 2)
