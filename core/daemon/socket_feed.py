@@ -5,7 +5,7 @@ idle) it only waits until somebody does.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from pathlib import Path
 
 import httpx
@@ -50,7 +50,7 @@ class SocketFeed:
             timeout=httpx.Timeout(ANSWER_S, connect=CONNECT_S),
         )
 
-    async def snapshots(self) -> AsyncIterator[Snapshot | FeedLost]:
+    async def snapshots(self) -> AsyncGenerator[Snapshot | FeedLost, None]:
         """Yield pictures as they change, and FeedLost where they stopped; never ends or raises."""
         is_welcome = True
         while True:

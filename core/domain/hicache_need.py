@@ -3,7 +3,7 @@
 Pure. HiCache keeps prefixes that were evicted from the GPU: it saves prefill where prompts share
 prefixes and is never decode capacity.
 
-Source: FACTS 5.7; HostKVCache.__init__, mem_cache/pool_host/base.py, and
+Source: HostKVCache.__init__, mem_cache/pool_host/base.py, and
 mem_cache/hicache_auto_size.py, 0.5.23.
 """
 

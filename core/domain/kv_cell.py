@@ -140,7 +140,7 @@ def value_bytes(dtype: str) -> float:
 def _with_draft(cell: KvCell, shape: ModelShape, flags: ServingFlags) -> KvCell:
     """Add a draft's rows, which share the pool from 0.5.14 on; before, they come out of the slack.
 
-    Source: FACTS of DefaultPoolConfigurator.__init__, 0.5.14 to 0.5.23.
+    Source: DefaultPoolConfigurator.__init__, 0.5.14 to 0.5.23.
     """
     is_shared = flags.version is None or is_at_least(flags.version, (0, 5, 14))
     if flags.speculative not in _DRAFTED or not is_shared:

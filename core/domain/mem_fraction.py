@@ -3,7 +3,7 @@
 Pure. Multimodal models and a few attention set-ups get less in a way that hangs on parts of the
 model not read here: the answer then names that as uncertain.
 
-Source: FACTS 4.2; _handle_gpu_memory_settings in server_args.py (0.5.10) and
+Source: _handle_gpu_memory_settings in server_args.py (0.5.10) and
 arg_groups/memory_hook.py (0.5.23); confirmed on an H200, 0.5.17: 0.903.
 """
 

@@ -3,7 +3,7 @@
 Pure: tensor names and sizes, or a total, go in. Weights after load are never known exactly before
 a launch (repacking, padding, expert placement), so every answer has an error.
 
-Source: FACTS 5.3; parallel layers of the Llama, Qwen and DeepSeek model files, 0.5.10 and 0.5.23.
+Source: parallel layers of the Llama, Qwen and DeepSeek model files, 0.5.10 and 0.5.23.
 """
 
 import re

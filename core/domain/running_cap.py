@@ -2,7 +2,7 @@
 
 Pure.
 
-Source: FACTS 5.6; resolve_max_num_reqs, mem_cache/kv_cache_configurator.py, 0.5.23; seen on an
+Source: resolve_max_num_reqs, mem_cache/kv_cache_configurator.py, 0.5.23; seen on an
 H200, 0.5.17: 2,488 for 159,277 tokens at a context of 32,768.
 """
 

@@ -65,12 +65,12 @@ class Answer:
     done_tokens: int
     """How many tokens of the answer the prompt already ends with."""
     left_tokens: int
-    """Tokens until EOS from there, EOS included."""
+    """Tokens until EOS from there, EOS included; 0 or less if EOS was ignored and is past."""
 
     def output_ids(self, count: int) -> list[int]:
         """Return the next `count` tokens after what is done."""
         ids = _tokens(self.seed, self.done_tokens + count)[self.done_tokens :]
-        if self.left_tokens <= count:
+        if 0 < self.left_tokens <= count:
             ids[self.left_tokens - 1] = EOS_ID
         return ids
 
@@ -91,7 +91,7 @@ def answer_to(input_ids: Sequence[int], laws: Mapping[str, LengthLaw]) -> Answer
     marker = MARKER.match(bytes(i for i in input_ids[:18] if i < 256))
     law = laws.get(marker.group(1).decode() if marker else "", DEFAULT_LAW)
     done = len(input_ids) - prompt_length
-    return Answer(seed=seed, done_tokens=done, left_tokens=max(1, law.draw(seed) - done))
+    return Answer(seed=seed, done_tokens=done, left_tokens=law.draw(seed) - done)
 
 
 def _split(input_ids: Sequence[int]) -> tuple[int, int]:
@@ -103,11 +103,15 @@ def _split(input_ids: Sequence[int]) -> tuple[int, int]:
     value = _FNV_START
     for at, token in enumerate(input_ids):
         if token >= FIRST_OUTPUT_ID and token == _first_token(value) and at:
-            tail = len(input_ids) - at
-            if _tokens(value, tail) == list(input_ids[at:]):
+            if _is_start_of_answer(value, input_ids[at:]):
                 return at, value
         value = ((value ^ token) * _FNV_PRIME) & _MASK
     return len(input_ids), value
+
+
+def _is_start_of_answer(seed: int, ids: Sequence[int]) -> bool:
+    pairs = zip(ids, _tokens(seed, len(ids)), strict=True)
+    return all(token in (expected, EOS_ID) for token, expected in pairs)
 
 
 def _first_token(seed: int) -> int:

@@ -142,7 +142,7 @@ class GenerateEndpoint:
             rid=item.rid,
             prompt_tokens=length,
             max_new_tokens=max(1, min(_max_new_tokens(item), room)),
-            stop_after=NEVER if item.sampling.get("ignore_eos") else answer.left_tokens,
+            stop_after=NEVER if item.sampling.get("ignore_eos") else max(1, answer.left_tokens),
             arrived_at=self._front.engine.clock.monotonic(),
         )
         return self._front.engine.take(item.rid, answer, request, stream)

@@ -189,18 +189,16 @@ def test_without_sampling_params_128_tokens_come(server: SimServer) -> None:
 def test_a_harvested_request_continues_to_the_same_answer(
     server: SimServer, background: Background
 ) -> None:
-    whole = generate(server, sampling_params={"max_new_tokens": 3_000}).json()["output_ids"]
-    part = background.send("cut-1.", sampling_params={"max_new_tokens": 3_000})
+    sampling = {"max_new_tokens": 6_000, "ignore_eos": True}
+    whole = generate(server, sampling_params=sampling).json()["output_ids"]
+    part = background.send("cut-1.", sampling_params=sampling)
     wait_running(server, 1)
     server.http.post("/abort_request", json={"rid": "cut-1."})
     cut = part.result().json()["output_ids"]
     assert 0 < len(cut) < len(whole)
-    rest = generate(
-        server,
-        input_ids=server.ids() + cut,
-        sampling_params={"max_new_tokens": 3_000 - len(cut)},
-    ).json()["output_ids"]
-    assert cut + rest == whole
+    sampling["max_new_tokens"] -= len(cut)
+    rest = generate(server, input_ids=server.ids() + cut, sampling_params=sampling)
+    assert cut + rest.json()["output_ids"] == whole
 
 
 def test_a_batch_answers_in_order_with_the_given_ids(server: SimServer) -> None:

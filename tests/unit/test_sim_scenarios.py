@@ -93,6 +93,15 @@ def test_prompt_and_partial_lead_to_the_rest_of_the_same_answer(
     assert ids[:cut] + rest.output_ids(rest.left_tokens) == ids
 
 
+def test_an_answer_that_went_on_past_eos_can_be_continued_as_well() -> None:
+    head = ids_of_text("[B3] go on")
+    whole = answer_to(head, LAWS)
+    ids = whole.output_ids(whole.left_tokens + 100)
+    rest = answer_to(head + ids[:-40], LAWS)
+    assert rest.left_tokens <= 0
+    assert ids[:-40] + rest.output_ids(40) == ids
+
+
 def test_the_marker_at_the_head_of_the_prompt_chooses_the_length_law() -> None:
     def mean_of(marker: str) -> float:
         draws = [answer_to(ids_of_text(f"{marker} {n}"), LAWS).left_tokens for n in range(400)]

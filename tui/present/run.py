@@ -204,7 +204,7 @@ def _row(tally: Tally, columns: int, name_room: int) -> Line:
     texts = _texts(tally)
     for end, word in geometry.heads:
         text, ink = texts[word]
-        pen.right(end, text, ink, 10)
+        pen.right(end, text, ink, 12 if word == "left" else 10)
     if geometry.state is not None:
         pen.put(geometry.state, tally.state)
     return pen.line()
