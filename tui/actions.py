@@ -11,16 +11,30 @@ from enum import StrEnum
 
 from kvctl.core.controller.commands import (
     Command,
-    NudgeThrottle,
-    PauseRun,
     RefreshNow,
-    ResumeRun,
     RetryFailed,
-    Throttle,
 )
-from kvctl.core.domain.run import Run, RunState
-from kvctl.core.domain.server import ServerState
 from kvctl.core.domain.snapshot import Snapshot
+from kvctl.tui.conditions import (
+    always,
+    auto_label,
+    fewer,
+    more,
+    needs_change,
+    needs_holder,
+    needs_log,
+    needs_no_run,
+    needs_notes,
+    needs_run,
+    needs_server,
+    needs_stillness,
+    pause_label,
+    pause_or_resume,
+    restart_label,
+    stop_label,
+    switch_auto,
+    why_label,
+)
 from kvctl.tui.present.footer import Hint
 from kvctl.tui.present.view import View
 from kvctl.tui.present.words import is_changing
@@ -37,11 +51,6 @@ class Danger(StrEnum):
 Condition = Callable[[Snapshot, View], str]
 """Returns "" when the action is possible, else why not."""
 Maker = Callable[[Snapshot], Command]
-
-
-def always(snapshot: Snapshot, view: View) -> str:
-    """Allow an action everywhere."""
-    return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,156 +92,51 @@ class Action:
         return Hint(self.shown, labels, self.group, self.rank, wide, self.name == "zoom")
 
 
-def _needs_run(snapshot: Snapshot, view: View) -> str:
-    if snapshot.run is None:
-        return "no run is open; s starts one"
-    done = snapshot.run.state is RunState.FINISHED
-    return f"run {snapshot.run.name} is finished" if done else ""
-
-
-def _needs_no_run(snapshot: Snapshot, view: View) -> str:
-    run = snapshot.run
-    if run is None or run.state in (RunState.FINISHED, RunState.FAILED):
-        return ""
-    return f"run {run.name} is open; one run at a time"
-
-
-def _needs_server(snapshot: Snapshot, view: View) -> str:
-    server = snapshot.server
-    if server is None:
-        return "no server runs here; S starts one"
-    return "a start or restart is in progress; X cancels it" if is_changing(server) else ""
-
-
-def _restart_label(snapshot: Snapshot) -> tuple[str, ...]:
-    return ("restart",) if has_live_server(snapshot) else ()
-
-
-def _needs_stillness(snapshot: Snapshot, view: View) -> str:
-    changing = is_changing(snapshot.server)
-    return "a start or restart is in progress; X cancels it" if changing else ""
-
-
-def _needs_change(snapshot: Snapshot, view: View) -> str:
-    return "" if is_changing(snapshot.server) else "no start or restart is in progress"
-
-
-def _needs_holder(snapshot: Snapshot, view: View) -> str:
-    return "" if snapshot.gpus.holders else "no process holds GPU memory"
-
-
-def _needs_log(snapshot: Snapshot, view: View) -> str:
-    server = snapshot.server
-    if server is None or server.log_path is None:
-        return "no log file is known for this server"
-    return ""
-
-
-def _needs_notes(snapshot: Snapshot, view: View) -> str:
-    return "" if len(snapshot.verdicts) > 1 else "there is no other note"
-
-
-def _pause_or_resume(snapshot: Snapshot) -> Command:
-    is_sending = snapshot.run is not None and snapshot.run.state is RunState.RUNNING
-    return PauseRun() if is_sending else ResumeRun()
-
-
-def _switch_auto(snapshot: Snapshot) -> Command:
-    run = snapshot.run
-    return Throttle(run.target if run is not None and run.is_auto else None)
-
-
-def step_of(run: Run | None) -> int:
-    """Return how much + and - change: 1 below 16 slots, 8 above 128, else 4."""
-    target = run.target if run else 0
-    if target < 16:
-        return 1
-    return 8 if target > 128 else 4
-
-
-def _more(snapshot: Snapshot) -> Command:
-    return NudgeThrottle(step_of(snapshot.run))
-
-
-def _fewer(snapshot: Snapshot) -> Command:
-    return NudgeThrottle(-step_of(snapshot.run))
-
-
-def _pause_label(snapshot: Snapshot) -> tuple[str, ...]:
-    if is_changing(snapshot.server):
-        return ("hold after ready",) if _is_sending(snapshot) else ("send after ready",)
-    return ("pause",) if _is_sending(snapshot) else ("send again", "send")
-
-
-def _is_sending(snapshot: Snapshot) -> bool:
-    run = snapshot.run
-    return run is not None and run.state not in (RunState.PAUSED, RunState.FAILED)
-
-
-def _auto_label(snapshot: Snapshot) -> tuple[str, ...]:
-    return ("manual",) if snapshot.run is not None and snapshot.run.is_auto else ("AUTO",)
-
-
-def has_live_server(snapshot: Snapshot) -> bool:
-    """Return whether there is a server process to stop."""
-    server = snapshot.server
-    gone = (ServerState.STOPPED, ServerState.FAILED)
-    return server is not None and server.state not in gone
-
-
-def _stop_label(snapshot: Snapshot) -> tuple[str, ...]:
-    return ("stop",) if has_live_server(snapshot) else ("start",)
-
-
-def _why_label(snapshot: Snapshot) -> tuple[str, ...]:
-    return ("stages",) if is_changing(snapshot.server) else ("why",)
-
-
 _LABELS: dict[str, Callable[[Snapshot], tuple[str, ...]]] = {
-    "pause": _pause_label,
-    "auto": _auto_label,
-    "restart": _restart_label,
-    "stop": _stop_label,
-    "why": _why_label,
+    "pause": pause_label,
+    "auto": auto_label,
+    "restart": restart_label,
+    "stop": stop_label,
+    "why": why_label,
 }
 
 ACTIONS: tuple[Action, ...] = (
     Action("pause", ("p",), "p", "pause or resume the run",
            "Stop sending, or send again; what is in flight ends normally.", "run",
-           Danger.UNDONE, _needs_run, _pause_or_resume, ("pause",), "run", 10, True),
+           Danger.UNDONE, needs_run, pause_or_resume, ("pause",), "run", 10, True),
     Action("slots_more", ("plus",), "+", "more slots",
            "Add 4 slots (1 below 16, 8 above 128); becomes MANUAL.", "run",
-           Danger.UNDONE, _needs_run, _more, changes_host=True),
+           Danger.UNDONE, needs_run, more, changes_host=True),
     Action("slots_fewer", ("minus",), "-", "fewer slots",
            "Take 4 slots away (1 below 16, 8 above 128); nothing is aborted.", "run",
-           Danger.UNDONE, _needs_run, _fewer, changes_host=True),
+           Danger.UNDONE, needs_run, fewer, changes_host=True),
     Action("slots", ("equals_sign",), "=", "set the number of slots",
            "Type the number of slots; becomes MANUAL and says what AUTO would set.", "run",
-           Danger.UNDONE, _needs_run, changes_host=True),
+           Danger.UNDONE, needs_run, changes_host=True),
     Action("auto", ("a",), "a", "AUTO or MANUAL slots",
            "Switch between AUTO and MANUAL; MANUAL keeps the number of the moment.", "run",
-           Danger.UNDONE, _needs_run, _switch_auto, ("AUTO",), "run", 12, True),
+           Danger.UNDONE, needs_run, switch_auto, ("AUTO",), "run", 12, True),
     Action("start_run", ("s",), "s", "start a run",
            "Choose or type a run file, see what it says, start or resume it.", "run",
-           Danger.ASKS, _needs_no_run, None, ("start a run", "run"), "run", 13, True),
+           Danger.ASKS, needs_no_run, None, ("start a run", "run"), "run", 13, True),
     Action("pause_further", ("P",), "P", "pause further: drain, freeze, harvest",
            "Choose what happens to the answers in flight, with the cost of each.", "run",
-           Danger.ASKS, _needs_run, changes_host=True),
+           Danger.ASKS, needs_run, changes_host=True),
     Action("restart", ("R",), "R", "restart the server with a preset",
            "See what changes, every check, and what happens to the run; then y.", "server",
-           Danger.ASKS, _needs_server, None, ("restart",), "server", 14, True),
+           Danger.ASKS, needs_server, None, ("restart",), "server", 14, True),
     Action("stop", ("S",), "S", "stop the server, or start one",
            "Stop the server and prove its GPUs clean, or start a preset when none runs.",
-           "server", Danger.ASKS, _needs_stillness, None, ("stop",), "server", 22, True),
+           "server", Danger.ASKS, needs_stillness, None, ("stop",), "server", 22, True),
     Action("kill", ("K", "f9", "ctrl+k"), "K", "kill processes that hold GPU memory",
            "See identity, owner and evidence; end them and prove the GPUs clean.", "GPUs",
-           Danger.ASKS, _needs_holder, None, ("kill",), "server", 15, True),
+           Danger.ASKS, needs_holder, None, ("kill",), "server", 15, True),
     Action("log", ("l",), "l", "the server's log",
            "Follow the log file, / filters, E jumps to the first error.", "all",
-           Danger.NONE, _needs_log, None, ("log",), "view", 16),
+           Danger.NONE, needs_log, None, ("log",), "view", 16),
     Action("cancel", ("X",), "X", "cancel the start or restart",
            "Stop the start in progress; offers the last good preset.", "stages",
-           Danger.ASKS, _needs_change, None, ("cancel start", "cancel"), "server", 11, True),
+           Danger.ASKS, needs_change, None, ("cancel start", "cancel"), "server", 11, True),
     Action("compare", ("c",), "c", "compare launches",
            "The measured operating points of the presets, steady ones marked.", "all",
            Danger.NONE, always, None, ("compare",), "view", 23),
@@ -258,11 +162,11 @@ ACTIONS: tuple[Action, ...] = (
            "Watch a server by its URL or pid; nothing is done to it.", "all",
            Danger.ASKS, changes_host=True),
     Action("retry_failed", (), "", "retry failed rows", "Queue the failed rows again.", "run",
-           Danger.NONE, _needs_run, lambda snapshot: RetryFailed(), changes_host=True),
+           Danger.NONE, needs_run, lambda snapshot: RetryFailed(), changes_host=True),
     Action("next_note", ("n",), "n", "next note", "Show the next verdict.", "overview",
-           Danger.NONE, _needs_notes),
+           Danger.NONE, needs_notes),
     Action("previous_note", ("N",), "N", "previous note", "Show the verdict before.",
-           "overview", Danger.NONE, _needs_notes),
+           "overview", Danger.NONE, needs_notes),
     Action("next_pane", ("tab",), "Tab", "next pane", "Zoom the next pane.", "overview"),
     Action("previous_pane", ("shift+tab",), "shift+Tab", "previous pane",
            "Zoom the pane before.", "overview"),

@@ -49,14 +49,16 @@ class PanelApp(App[int], inherit_bindings=False):
         operator: str | None = None,
     ) -> None:
         """Show this feed; `grace_s` is how long y stays dead after a dialog opened."""
-        super().__init__()
+        # Known here, or NO_COLOR chooses a filter that draws black on black (Textual 8.2.8).
+        super().__init__(ansi_color=True)
         self.feed = feed
         self.grace_s = grace_s
         self.snapshot = EMPTY
         self.view = View(is_ascii=is_ascii, operator=operator or getpass.getuser())
         self.flash = ""
         self.deeds = Deeds(self)
-        self._latest: Snapshot | FeedLost | None = None
+        self._latest: Snapshot | None = None
+        self._lost: str | None = None
         self._news = asyncio.Event()
         self._flash_count = 0
 
@@ -82,24 +84,24 @@ class PanelApp(App[int], inherit_bindings=False):
             await asyncio.sleep(RETRY_S)
 
     def _bring(self, item: Snapshot | FeedLost) -> None:
-        self._latest = item
+        if isinstance(item, FeedLost):
+            self._lost = item.reason
+        else:
+            self._latest, self._lost = item, None
         self._news.set()
 
     async def _paint(self) -> None:
-        """Draw the newest item, at most ten times a second; older ones are never drawn."""
+        """Draw the newest snapshot, at most ten times a second; older ones are never drawn."""
         while True:
             await self._news.wait()
             self._news.clear()
-            self._take(self._latest)
+            self._take()
             await asyncio.sleep(FRAME_S)
 
-    def _take(self, item: Snapshot | FeedLost | None) -> None:
-        if isinstance(item, FeedLost):
-            self.view = replace(self.view, lost=item.reason)
-        elif item is not None:
-            self.view = replace(self.view, lost=None)
-            if not self.view.is_held:
-                self.snapshot = item
+    def _take(self) -> None:
+        self.view = replace(self.view, lost=self._lost)
+        if self._latest is not None and not self.view.is_held:
+            self.snapshot = self._latest
         self.repaint()
 
     def repaint(self) -> None:
@@ -128,7 +130,7 @@ class PanelApp(App[int], inherit_bindings=False):
     def look(self, **changes: object) -> None:
         """Change the view and draw it."""
         self.view = replace(self.view, **changes)  # type: ignore[arg-type]
-        if changes.get("is_held") is False and isinstance(self._latest, Snapshot):
+        if changes.get("is_held") is False and self._latest is not None:
             self.snapshot = self._latest
         self.repaint()
 

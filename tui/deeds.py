@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 
 from kvctl.core.domain.server import ServerState
-from kvctl.tui.actions import has_live_server
+from kvctl.tui.conditions import has_live_server
 from kvctl.tui.present.view import PANES
 from kvctl.tui.questions import Questions
 from kvctl.tui.screens.pages import (

@@ -15,7 +15,7 @@ from kvctl.core.controller.commands import (
 from kvctl.core.domain.gpus import HolderKind
 from kvctl.core.domain.units import duration, kilo_tokens
 from kvctl.tui import runfiles
-from kvctl.tui.actions import has_live_server
+from kvctl.tui.conditions import has_live_server
 from kvctl.tui.present import restart
 from kvctl.tui.present.box import Option
 from kvctl.tui.present.presets import in_order

@@ -43,7 +43,8 @@ def found_in(folder: Path) -> list[Option]:
     """Return the run files of a folder and of the folders in it, newest first."""
     paths = [*folder.glob("*.toml"), *folder.glob("*/*.toml")]
     files = [describe(path) for path in sorted(paths, key=_age)[: MOST * 4]]
-    return [Option(f.path, f.summary) for f in files if not f.problem][:MOST]
+    good = [f for f in files if not f.problem][:MOST]
+    return [Option(str(Path(f.path).relative_to(folder)), f.summary) for f in good]
 
 
 def _age(path: Path) -> float:

@@ -4,6 +4,7 @@ A kvctld of its own works on that folder, drives simulated servers through the s
 probes and killer as the real thing, and everything of it ends with the demo.
 """
 
+import os
 import shutil
 import signal
 import socket
@@ -36,6 +37,7 @@ from kvctl.core.sim.host import DemoHost, prepare_demo, scenario_names
 from kvctl.core.sim.simclock import FOLDER_VARIABLE
 
 DEFAULT_SPEED = 20.0
+_FOLDER_PREFIX = "kvctl-demo-"
 _END_WITHIN_S = 5.0
 _ENDED = {RunState.FINISHED, RunState.FAILED}
 
@@ -49,6 +51,7 @@ def demo(session: Session) -> int:
         raise UsageError(f"there is no scenario {scenario!r}; there are: {', '.join(names)}")
     if not words.headless:
         check_terminal(session)
+    _sweep()
     with signals_as_interrupts(), _demo_folder() as folder:
         host = prepare_demo(
             folder, scenario, words.speed or DEFAULT_SPEED, RealClock(), _free_port()
@@ -146,9 +149,19 @@ def _launch(session: Session, folder: Path, host: DemoHost) -> DaemonLaunch:
     )
 
 
+def _sweep() -> None:
+    """Take away the simulated hosts of demos that were killed before they could."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDER_PREFIX}*-*"):
+        pid = folder.name.removeprefix(_FOLDER_PREFIX).partition("-")[0]
+        is_mine = folder.lstat().st_uid == os.getuid()
+        if is_mine and pid.isdigit() and HostProcesses().facts(int(pid)) is None:
+            end_everything(folder / "host")
+            shutil.rmtree(folder, ignore_errors=True)
+
+
 @contextmanager
 def _demo_folder() -> Iterator[Path]:
-    folder = Path(tempfile.mkdtemp(prefix="kvctl-demo-"))
+    folder = Path(tempfile.mkdtemp(prefix=f"{_FOLDER_PREFIX}{os.getpid()}-"))
     try:
         yield folder
     finally:

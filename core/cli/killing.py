@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 
 from kvctl.core.cli.progress import carry_out
+from kvctl.core.cli.render import one_line
 from kvctl.core.cli.session import Session
 from kvctl.core.controller.commands import ClearGpus, Command, KillProcesses
 from kvctl.core.domain.errors import KvctlError, UsageError
 from kvctl.core.domain.gpus import Holder, ProcessIdentity
-from kvctl.core.domain.logtext import clean_line
 from kvctl.core.domain.snapshot import Snapshot
 from kvctl.core.domain.units import mib
 
@@ -53,7 +53,7 @@ def _identify(pid: int, snapshot: Snapshot) -> tuple[ProcessIdentity, str]:
     facts = HostProcesses().facts(pid)
     if facts is None:
         raise KvctlError(f"there is no process {pid}; `kvctl gpus` lists those on the GPUs")
-    return facts.identity, f"{pid} {clean_line(facts.title, _TITLE)} (user {facts.user}, no GPU)"
+    return facts.identity, f"{pid} {one_line(facts.title, _TITLE)} (user {facts.user}, no GPU)"
 
 
 def _clear(session: Session, snapshot: Snapshot) -> Command:
@@ -84,7 +84,7 @@ def describe(holders: Sequence[Holder]) -> str:
     memory = sum(h.memory_bytes or 0 for h in holders)
     gpus = ", ".join(str(h.gpu_index) for h in holders)
     owner = f", run by {first.owner}" if first.owner else ""
-    return clean_line(
-        f"{first.pid} {clean_line(first.title, _TITLE)} ({first.kind.value}, GPU {gpus}, "
+    return one_line(
+        f"{first.pid} {one_line(first.title, _TITLE)} ({first.kind.value}, GPU {gpus}, "
         f"{mib(memory or None)}, user {first.user or 'unknown'}{owner})"
     )

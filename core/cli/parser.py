@@ -83,7 +83,10 @@ def _options_of_every_verb() -> OneLineParser:
     # SUPPRESS: given before the verb, a value must survive the verb's own defaults.
     options = OneLineParser(add_help=False, argument_default=argparse.SUPPRESS)
     options.add_argument(
-        "--state-dir", type=Path, metavar="DIR", help="lock, socket, state and config in one folder"
+        "--state-dir",
+        type=Path,
+        metavar="DIR",
+        help="lock, socket, state and config in one folder (or $KVCTL_STATE_DIR)",
     )
     options.add_argument("--server", metavar="NAME", help="which server, where there are several")
     options.add_argument("--run", metavar="NAME", help="which run, where there are several")

@@ -226,16 +226,15 @@ def _value(text: str) -> str | int | float | bool:
 
 
 def _python_of(session: Session, preset: Preset | None) -> str:
-    """Return the interpreter of the preset, of the running launch, or of any readable preset."""
+    """Return the interpreter of the preset, or of the first preset that names one that is there."""
     store = _store(session)
-    candidates = [preset] if preset else [listed.preset for listed in store.listed()]
-    for candidate in candidates:
-        if candidate is None or candidate.launch_setting("python") is None:
+    if preset is not None:
+        return store.shown_plan(preset).argv[0]
+    for listed in store.listed():
+        setting = listed.preset and listed.preset.launch_setting("python")
+        if listed.preset is None or setting is None or listed.problems:
             continue
-        try:
-            python = store.shown_plan(candidate).argv[0]
-        except InvalidPreset:
-            continue
+        python = store.shown_plan(listed.preset).argv[0]
         if Path(python).exists():
             return python
     raise UsageError("no preset names an interpreter that is there; give one with --python PATH")

@@ -2,10 +2,10 @@
 
 from typing import TYPE_CHECKING
 
+from kvctl.core.cli.render import one_line
 from kvctl.core.cli.session import Session
 from kvctl.core.controller.commands import Command, Outcome
 from kvctl.core.domain.events import Event
-from kvctl.core.domain.logtext import clean_line
 from kvctl.core.domain.units import clock_time
 
 if TYPE_CHECKING:
@@ -32,8 +32,8 @@ def carry_out(session: Session, client: "DaemonClient", command: Command) -> int
 def tell_outcome(session: Session, outcome: Outcome) -> int:
     """Print what was observed and the message: done to stdout, not done to stderr."""
     for line in outcome.observed:
-        session.say(f"  {clean_line(line)}")
-    message = clean_line(outcome.message)
+        session.say(f"  {one_line(line)}")
+    message = one_line(outcome.message)
     if outcome.is_done:
         session.say(message)
     else:
@@ -43,4 +43,4 @@ def tell_outcome(session: Session, outcome: Outcome) -> int:
 
 def event_line(event: Event) -> str:
     """Return an event as one line: local time, kind, what was observed."""
-    return f"{clock_time(event.wall)}  {clean_line(event.kind):<10} {clean_line(event.text)}"
+    return f"{clock_time(event.wall)}  {one_line(event.kind):<10} {one_line(event.text)}"

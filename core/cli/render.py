@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from kvctl.core.domain.figures import Figure
 from kvctl.core.domain.gpus import GpuDevice, Holder
-from kvctl.core.domain.logtext import clean_line
+from kvctl.core.domain.logtext import LIMIT, clean_line
 from kvctl.core.domain.run import Partition, Run
 from kvctl.core.domain.server import Server
 from kvctl.core.domain.snapshot import OperatingPoint, Snapshot
@@ -20,11 +20,11 @@ _TITLE = 60
 def status_lines(snapshot: Snapshot) -> Iterator[str]:
     """Yield the whole picture on one page."""
     simulated = "  SIMULATED" if snapshot.is_simulated else ""
-    yield f"{clean_line(snapshot.host)}  kvctl {snapshot.version}{simulated}"
+    yield f"{one_line(snapshot.host)}  kvctl {snapshot.version}{simulated}"
     for verdict in snapshot.verdicts[:3]:
-        yield clean_line(f"{verdict.word.value}  {verdict.sentence}  {verdict.lever}".rstrip())
+        yield one_line(f"{verdict.word.value}  {verdict.sentence}  {verdict.lever}".rstrip())
     if snapshot.busy_command:
-        yield clean_line(f"now: {snapshot.busy_command}")
+        yield one_line(f"now: {snapshot.busy_command}")
     for server in snapshot.servers or ():
         yield ""
         yield from server_lines(server)
@@ -46,13 +46,13 @@ def server_lines(server: Server) -> Iterator[str]:
         f"owner {server.owner}" if server.owner else "",
     )
     reason = f" ({server.state_reason})" if server.state_reason else ""
-    yield clean_line(f"server {server.name}  {server.state.value}{reason}  {server.url}")
+    yield one_line(f"server {server.name}  {server.state.value}{reason}  {server.url}")
     if any(facts):
-        yield clean_line("  " + "  ".join(fact for fact in facts if fact))
+        yield one_line("  " + "  ".join(fact for fact in facts if fact))
     yield f"  {decode_line(server)}"
     if server.failure:
-        yield clean_line(f"  failed: {server.failure.headline}")
-        yield from (clean_line(f"  - {advice}") for advice in server.failure.advice)
+        yield one_line(f"  failed: {server.failure.headline}")
+        yield from (one_line(f"  - {advice}") for advice in server.failure.advice)
 
 
 def decode_line(server: Server) -> str:
@@ -73,11 +73,11 @@ def run_lines(snapshot: Snapshot) -> Iterator[str]:
     if run is None:
         yield "no run: `kvctl run start FILE` starts one"
         return
-    yield clean_line(run_line(run))
+    yield one_line(run_line(run))
     if run.reason:
-        yield clean_line(f"  {run.reason}")
+        yield one_line(f"  {run.reason}")
     end = f"  done about {day_time(run.done_wall, snapshot.wall)}" if run.done_wall else ""
-    yield f"  remaining {duration(run.remaining_s)}{end}  output {clean_line(run.output)}"
+    yield f"  remaining {duration(run.remaining_s)}{end}  output {one_line(run.output)}"
     head = ("partition", "state", "done", "total", "failed", "flight", "tokens", "mean", "left")
     yield from table(head, [_partition_row(partition) for partition in run.partitions])
 
@@ -96,7 +96,7 @@ def gpu_lines(snapshot: Snapshot) -> Iterator[str]:
     """Yield devices and what holds their memory."""
     view = snapshot.gpus
     if view.problem or not view.devices:
-        yield clean_line(f"GPUs: {view.problem or 'none was found'}")
+        yield one_line(f"GPUs: {view.problem or 'none was found'}")
     head = ("gpu", "memory", "of", "busy", "temp", "name")
     if view.devices:
         yield from table(head, [_device_row(device) for device in view.devices])
@@ -105,7 +105,7 @@ def gpu_lines(snapshot: Snapshot) -> Iterator[str]:
         yield from table(head, [_holder_row(holder) for holder in view.holders])
     for device in view.devices:
         if problem := device.problem or device.processes_problem:
-            yield clean_line(f"GPU {device.index} ({device.bus_id}): {problem}")
+            yield one_line(f"GPU {device.index} ({device.bus_id}): {problem}")
 
 
 def operating_point_lines(points: Sequence[OperatingPoint]) -> Iterator[str]:
@@ -123,7 +123,7 @@ def watch_line(snapshot: Snapshot) -> str:
         parts += [server.state.value, decode_line(server)]
     if snapshot.run is not None:
         parts.append(run_line(snapshot.run))
-    return clean_line("  ".join(parts))
+    return one_line("  ".join(parts))
 
 
 def facts(snapshot: Snapshot) -> dict[str, str]:
@@ -148,7 +148,12 @@ def facts(snapshot: Snapshot) -> dict[str, str]:
     for device in snapshot.gpus.devices:
         used = gib(device.memory_used_bytes.value)
         found[f"GPU {device.index}"] = device.problem or f"{used} used"
-    return {clean_line(name): clean_line(value) for name, value in found.items()}
+    return {one_line(name): one_line(value) for name, value in found.items()}
+
+
+def one_line(text: str, limit: int = LIMIT) -> str:
+    """Return text from outside as part of a line; a carriage return cannot hide the rest of it."""
+    return clean_line(text.replace("\r", " "), limit)
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
@@ -167,7 +172,7 @@ def _whole(figure: Figure) -> str:
 def _partition_row(partition: Partition) -> tuple[str, ...]:
     rough = "~" if partition.is_estimate_rough and partition.remaining_s is not None else ""
     return (
-        clean_line(partition.name),
+        one_line(partition.name),
         partition.state.value,
         thousands(partition.done),
         thousands(partition.total),
@@ -187,7 +192,7 @@ def _device_row(device: GpuDevice) -> tuple[str, ...]:
         gib(device.memory_total_bytes.value),
         UNKNOWN if busy is None else f"{busy:.0%}",
         UNKNOWN if temperature is None else f"{temperature:.0f} C",
-        clean_line(device.name) + (" (unified memory)" if device.is_unified else ""),
+        one_line(device.name) + (" (unified memory)" if device.is_unified else ""),
     )
 
 
@@ -198,16 +203,16 @@ def _holder_row(holder: Holder) -> tuple[str, ...]:
         str(holder.pid),
         mib(holder.memory_bytes),
         holder.kind.value,
-        clean_line(holder.user or UNKNOWN),
-        clean_line(holder.title, _TITLE) + clean_line(owner),
+        one_line(holder.user or UNKNOWN),
+        one_line(holder.title, _TITLE) + one_line(owner),
     )
 
 
 def _point_row(point: OperatingPoint) -> tuple[str, ...]:
     usage = UNKNOWN if point.token_usage is None else f"{point.token_usage:.2f}"
     return (
-        clean_line(point.partition),
-        clean_line(point.preset or UNKNOWN),
+        one_line(point.partition),
+        one_line(point.preset or UNKNOWN),
         thousands(point.running),
         thousands(point.queued),
         usage,

@@ -11,6 +11,10 @@ def signals_as_interrupts() -> Iterator[None]:
     """Raise KeyboardInterrupt at SIGHUP and SIGTERM, so that `finally` clauses run."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
+        # A hangup comes twice (shell and kernel) and with a SIGCONT, whose handler in Textual
+        # (8.2.8) fails once its loop has ended: neither may break into what is put back now.
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        signal.signal(signal.SIGCONT, signal.SIG_DFL)
         raise KeyboardInterrupt
 
     before = {n: signal.signal(n, interrupt) for n in (signal.SIGHUP, signal.SIGTERM)}

@@ -87,7 +87,8 @@ class Controller:
             return Outcome(error.exit_status, str(error))
         except Exception as error:  # the command boundary: told in one line, traceback to the log
             traceback.print_exc()
-            said = f"unexpected {type(error).__name__}: {error} (traceback in kvctld's log)"
+            what = " ".join(str(error).split())
+            said = f"unexpected {type(error).__name__}: {what} (traceback in kvctld's log)"
             self.feed.emit("failed", said, id)
             return Outcome(1, said)
         finally:

@@ -133,12 +133,13 @@ class GpuDesk:
             text = confirmation_text(holder)
             if text is not None and not confirmed:
                 raise CommandRefused(f"needs an explicit yes: {text}")
-        if not holders and not confirmed:
-            facts = self.host.processes.facts(target.pid)
-            who = f"{facts.title[:80]} (user {facts.user})" if facts else "not visible here"
-            raise CommandRefused(
-                f"needs an explicit yes: pid {target.pid} holds no GPU memory: {who}"
-            )
+        facts = self.host.processes.facts(target.pid)
+        if holders or confirmed or facts is None or facts.identity != target:
+            return  # one that has ended gets no signal: there is nothing to agree to
+        raise CommandRefused(
+            f"needs an explicit yes: pid {target.pid} holds no GPU memory: "
+            f"{facts.title[:80]} (user {facts.user})"
+        )
 
     async def _end(
         self,

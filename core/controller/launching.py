@@ -2,10 +2,12 @@
 
 from dataclasses import dataclass, replace
 
+from kvctl.core.clock import within
 from kvctl.core.controller.host import Host
+from kvctl.core.controller.keys import note_key
 from kvctl.core.controller.server_watch import ServerWatch
 from kvctl.core.controller.state import ServerRecord
-from kvctl.core.domain.errors import CommandRefused, KvctlError
+from kvctl.core.domain.errors import CommandRefused, KvctlError, UsageError
 from kvctl.core.domain.gpus import GpuView
 from kvctl.core.domain.launch_plan import LaunchPlan
 from kvctl.core.domain.membership import LAUNCH_MARK
@@ -13,7 +15,7 @@ from kvctl.core.domain.presets import Preset
 from kvctl.core.domain.server import Failure, ServerState, StageState
 from kvctl.core.domain.startup import launched as begin_startup
 from kvctl.core.domain.startup import stages_of
-from kvctl.core.ports import GenerateRequest, TransportFailed
+from kvctl.core.ports import GenerateRequest, Generator, TransportFailed
 from kvctl.core.servers.flag_catalogue import CatalogueCache
 from kvctl.core.servers.launch import Launched, new_log_path
 from kvctl.core.servers.ledger import LaunchRecord, Ledger
@@ -23,6 +25,8 @@ from kvctl.core.servers.preflight_types import Check, PreflightLine, Replaced
 
 POLL_S = 0.5
 FIRST_TOKEN_TRIES = 20
+FIRST_TOKEN_S = 300.0
+"""A first request may compile kernels; an engine that says nothing for so long hangs."""
 _TOLD_BY_LOG = ("process", "weights", "KV pool", "graphs")
 
 
@@ -57,9 +61,11 @@ async def prepare(
     replaced: Replaced | None,
     managed_ports: dict[int, str],
 ) -> Prepared:
-    """Read, render and check a preset; touches nothing. Raises PresetError."""
+    """Read, render and check a preset; touches nothing. Raises PresetError, UsageError."""
     preset = host.presets.read(name)
     plan = host.presets.launch_plan(preset)
+    if plan.is_observed_only:
+        raise UsageError(f"preset {name} only watches {plan.url}: kvctl server adopt {plan.url}")
     around = Surroundings(gpus, host.log_folder, host.presets.environment, replaced, managed_ports)
     facts = await gather_facts(plan, around, host.processes)
     catalogue = catalogues.of(facts.installed) if facts.installed is not None else None
@@ -82,7 +88,9 @@ def spawn(host: Host, prepared: Prepared, name: str, gpu_uuids: tuple[str, ...])
     launch_id = log_path.stem
     marked = replace(prepared.plan, env=(*prepared.plan.env, (LAUNCH_MARK, launch_id)))
     launched = host.launcher.spawn(marked, log_path)
-    return _record(prepared.plan, launched, name, launch_id, gpu_uuids)
+    record = _record(prepared.plan, launched, name, launch_id, gpu_uuids)
+    note_key(record, prepared.preset, host.presets.environment)
+    return record
 
 
 def _record(
@@ -131,6 +139,8 @@ async def until_ready(host: Host, watch: ServerWatch) -> None:
         if watch.tail is None and watch.last_answer_at is not None:
             break
         await host.clock.sleep(POLL_S)
+        if watch.startup.is_ready and watch.last_answer_at is None:
+            await watch.refresh()  # the loop's own next question may be far off by now
     _close_stages(watch)
     await _first_token(host, watch)
 
@@ -141,6 +151,7 @@ def _raise_if_dead(host: Host, watch: ServerWatch) -> None:
     if code is None and watch.is_alive() is not False:
         return
     watch.tick()
+    _show_stages(watch)
     said = f" (exit status {code})" if code is not None else ""
     failure = watch.failure or Failure(
         f"The server process ended{said}; its log names no cause",
@@ -178,24 +189,38 @@ async def _first_token(host: Host, watch: ServerWatch) -> None:
     request = GenerateRequest(
         "kvctl-first-token.", None, (1,), {"max_new_tokens": 1, "temperature": 0}
     )
-    problem = "no answer"
+    problem: str | None = "no answer"
     with watch.stages.step("first token") as proof:
         try:
             for _ in range(FIRST_TOKEN_TRIES):
                 _raise_if_dead(host, watch)
-                try:
-                    reply = await generator.generate(request)
-                except TransportFailed as failed:
-                    problem = str(failed)
-                else:
-                    if reply.status == 200 and reply.output_ids:
-                        proof.append(f"a token from pid {watch.record.pid}")
-                        return
-                    problem = reply.error or f"HTTP {reply.status}"
+                problem = await _ask_for_token(host, generator, request)
+                if problem is None:
+                    proof.append(f"a token from pid {watch.record.pid}")
+                    return
                 await host.clock.sleep(POLL_S * 2)
-            raise StartFailed(Failure(f"The server is up but makes no token: {problem}"))
+            raise _no_token(problem)
         finally:
             await generator.close()
+
+
+async def _ask_for_token(
+    host: Host, generator: Generator, request: GenerateRequest
+) -> str | None:
+    """Return why no token came, None if one did. Raises StartFailed if nothing came at all."""
+    try:
+        reply = await within(host.clock, FIRST_TOKEN_S, generator.generate(request))
+    except TransportFailed as failed:
+        return str(failed)
+    except TimeoutError as silence:
+        raise _no_token(str(silence)) from None
+    is_made = reply.status == 200 and reply.output_ids
+    return None if is_made else reply.error or f"HTTP {reply.status}"
+
+
+def _no_token(problem: str | None) -> StartFailed:
+    advice = ("l shows its log",)
+    return StartFailed(Failure(f"The server is up but makes no token: {problem}", advice))
 
 
 def is_lost(state: ServerState) -> bool:

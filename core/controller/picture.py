@@ -7,6 +7,7 @@ from kvctl.core.controller.host import Host
 from kvctl.core.controller.operating import OperatingLog
 from kvctl.core.controller.store import EventFeed, History
 from kvctl.core.domain.diagnose import Scene, diagnose
+from kvctl.core.domain.errors import KvctlError
 from kvctl.core.domain.figures import Figure, unknown
 from kvctl.core.domain.gpus import GpuView
 from kvctl.core.domain.rules import refusals
@@ -85,10 +86,7 @@ class Picture:
     def _list_presets(self, at: float, servers: tuple[Server, ...]) -> tuple[PresetSummary, ...]:
         if self._presets_at is None or at - self._presets_at >= PRESETS_EVERY_S:
             self._presets_at = at
-            records = {r.preset: r for r in self.ledger.records() if r.was_ready}
-            pools = {name: record.pool_tokens for name, record in records.items()}
-            listed = [p for p in self.host.presets.listed() if self._belongs_here(p)]
-            self._presets = tuple(self._summary(preset, pools) for preset in listed)
+            self._presets = self._read_presets()
         running = {server.preset for server in servers if server.state.is_ready}
         steady = self.points.best_by_preset()
         return tuple(
@@ -100,6 +98,15 @@ class Picture:
             )
             for preset in self._presets
         )
+
+    def _read_presets(self) -> tuple[PresetSummary, ...]:
+        records = {r.preset: r for r in self.ledger.records() if r.was_ready}
+        pools = {name: record.pool_tokens for name, record in records.items()}
+        try:
+            listed = [p for p in self.host.presets.listed() if self._belongs_here(p)]
+        except KvctlError:
+            return self._presets  # a file that went away meanwhile: the next look tells
+        return tuple(self._summary(preset, pools) for preset in listed)
 
     def _belongs_here(self, listed: ListedPreset) -> bool:
         """Whether a preset is for this kind of host: simulated ones stay on the simulated host."""

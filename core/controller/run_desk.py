@@ -21,9 +21,11 @@ from kvctl.core.controller.commands import (
     Throttle,
     WaitHow,
 )
+from kvctl.core.controller.freezing import freeze, is_frozen, thaw
 from kvctl.core.controller.host import Host
 from kvctl.core.controller.run_opening import facts_of, open_options, resolve_servers
 from kvctl.core.controller.server_desk import ServerDesk
+from kvctl.core.controller.server_records import same_url
 from kvctl.core.controller.server_watch import ServerWatch
 from kvctl.core.controller.state import Remembered, RunRecord
 from kvctl.core.controller.steering import Steering
@@ -31,7 +33,7 @@ from kvctl.core.controller.store import EventFeed
 from kvctl.core.domain.errors import CommandRefused, KvctlError, UsageError
 from kvctl.core.domain.run import Run, RunState
 from kvctl.core.domain.units import thousands
-from kvctl.core.ports import Generator, ProbeFailed
+from kvctl.core.ports import Generator
 from kvctl.core.runs.driver import RunDriver
 from kvctl.core.runs.harvest import HarvestReport
 from kvctl.core.runs.journal import DiskTrouble
@@ -41,6 +43,7 @@ from kvctl.core.runs.slots import ServerFacts
 
 DRAIN_S = 24 * 3600.0
 """A drain takes as long as its longest answer; the operator can cancel."""
+DRAIN_LOOK_S = 0.5
 MOST_SLOTS = 10_000
 
 
@@ -57,37 +60,41 @@ class RunDesk:
     steering: Steering | None = None
     waiting: Run | None = None
     """Shown while a run is being opened, or when it could not be taken up."""
+    _stops: dict[str, str] = field(default_factory=dict)
+    _sampled: dict[str, int] = field(default_factory=dict)
+    """URL -> own requests in flight when the server's counts were read last."""
     _opening: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     # --- what a stop or start of a server needs --------------------------------------------
 
-    def hold(self, cause: str, reason: str) -> None:
-        """Stop sending for a cause, until it is released."""
-        if self.driver is not None:
-            self.driver.hold(cause, reason)
+    def hold(self, url: str, reason: str) -> None:
+        """Send nothing to a server until it is released."""
+        self._stops[url] = reason
+        self.tick()
 
-    def release(self, cause: str) -> None:
-        """End one cause of holding."""
-        if self.driver is not None:
-            self.driver.release(cause)
+    def release(self, url: str) -> None:
+        """Send to a server again, as far as its state allows."""
+        self._stops.pop(url, None)
+        self.tick()
 
     async def settle_in_flight(self, url: str, how: WaitHow) -> str:
         """Drain, harvest or abandon what is in flight at a server; say what was done."""
-        if self.driver is None or not self.in_flight_at(url):
+        if how is WaitHow.FREEZE:
+            raise UsageError("a stop cannot freeze: choose drain, harvest or abandon")
+        own = self._own_url(url)
+        if self.driver is None or own is None or not self.driver.in_flight(own):
             return "nothing of the run is in flight"
         if how is WaitHow.DRAIN:
-            if not await self.driver.drain(DRAIN_S):
-                raise KvctlError("the run did not drain within a day")
-            return "all in flight have ended"
-        if how is WaitHow.HARVEST:
-            return told_harvest(await self.driver.harvest(url))
-        if how is WaitHow.ABANDON:
-            return told_harvest(await self.driver.abandon(url))
-        raise UsageError("a stop cannot freeze: choose drain, harvest or abandon")
+            return await self._drain(self.driver, own)
+        cut = self.driver.harvest if how is WaitHow.HARVEST else self.driver.abandon
+        return told_harvest(await cut(own))
 
     def in_flight_at(self, url: str) -> int:
-        """Return the run's own requests in flight at a server."""
-        return 0 if self.driver is None else self.driver.in_flight(url.rstrip("/"))
+        """Return the run's own requests at a server, now or when its counts were read."""
+        own = self._own_url(url)
+        if self.driver is None or own is None:
+            return 0
+        return max(self.driver.in_flight(own), self._sampled.get(own, 0))
 
     # --- commands --------------------------------------------------------------------------
 
@@ -109,6 +116,8 @@ class RunDesk:
     async def pause(self, command: PauseRun, id: str) -> Outcome:
         """Stop sending; freeze, harvest or abandon what is in flight if that was asked for."""
         driver = self._need()
+        if command.how is WaitHow.FREEZE:
+            self._refuse_unwatched(driver)
         in_flight = driver.in_flight()
         driver.pause()
         observed = [await self._pause_further(driver, command.how)]
@@ -123,21 +132,22 @@ class RunDesk:
     async def resume(self, command: ResumeRun, id: str) -> Outcome:
         """Send again; continue engines that were frozen."""
         driver = self._need()
-        thawed = [await self._unpause(watch) for watch in self._watches() if _is_frozen(watch)]
+        thawed = [await thaw(watch, self.save) for watch in self._watches() if is_frozen(watch)]
+        self._steering().override_policy()
         driver.resume()
-        if self.steering is not None:
-            self.steering.override_policy()
+        self.tick()
         said = "sending again" + (f"; continued {', '.join(thawed)}" if thawed else "")
         self.feed.emit("resumed", said, id)
         return Outcome(0, said)
 
     async def finish(self, command: CloseRun, id: str) -> Outcome:
         """Close the run: harvest what is in flight; its files stay."""
-        driver = self._need()
-        name = driver.spec.name
-        await self._close()
-        self.remembered.run = None
-        self.save()
+        async with self._opening:
+            name = self.waiting.name if self.waiting is not None else self._need().spec.name
+            if self.driver is not None:
+                await self._close()
+            self.waiting = self.remembered.run = None
+            self.save()
         self.feed.emit("run", f"run {name} is closed; its journal stays", id)
         return Outcome(0, f"run {name} is closed; `kvctl run start` takes it up again")
 
@@ -147,7 +157,7 @@ class RunDesk:
         target = command.target
         if target is not None and not 1 <= target <= MOST_SLOTS:
             raise UsageError(f"slots must be 1 to {MOST_SLOTS:,}: {target}")
-        before = driver.view(self._now()).target
+        before = steering.target
         steering.set_manual(target)
         driver.set_manual(target)
         after = "AUTO" if target is None else str(target)
@@ -157,8 +167,8 @@ class RunDesk:
 
     async def nudge(self, command: NudgeThrottle, id: str) -> Outcome:
         """Add to the slots; becomes MANUAL."""
-        view = self._need().view(self._now())
-        target = min(MOST_SLOTS, max(1, view.target + command.by))
+        self._need()
+        target = min(MOST_SLOTS, max(1, self._steering().target + command.by))
         return await self.throttle(Throttle(target), id)
 
     async def set_weights(self, command: SetWeights, id: str) -> Outcome:
@@ -189,6 +199,8 @@ class RunDesk:
         if record is None:
             return
         async with self._opening:
+            if self.driver is not None:
+                return  # the operator was quicker
             try:
                 driver = await self._open(record.path, force=False)
             except KvctlError as error:
@@ -203,7 +215,9 @@ class RunDesk:
 
     def observe(self, watch: ServerWatch) -> None:
         """Take a new sample of a server into the law and the policy."""
-        if self.steering is not None:
+        own = self._own_url(watch.record.url)
+        if self.steering is not None and self.driver is not None and own is not None:
+            self._sampled[own] = self.driver.in_flight(own)
             self.steering.observe(watch)
 
     def tick(self) -> None:
@@ -260,7 +274,8 @@ class RunDesk:
         )
         await driver.open()
         self.driver, self.waiting = driver, None
-        self.steering = Steering(self.host.clock, driver, self.servers, self._tell)
+        self._sampled.clear()
+        self.steering = Steering(self.host.clock, driver, self.servers, self._tell, self._stops)
         self.steering.tick()
         return driver
 
@@ -277,6 +292,7 @@ class RunDesk:
         self.feed.emit(kind, text)
 
     async def _close(self) -> None:
+        await self._thaw_all()
         driver, self.driver, self.steering = self._need(), None, None
         try:
             await driver.close()
@@ -292,45 +308,42 @@ class RunDesk:
         if how is WaitHow.DRAIN:
             return ""
         if how is WaitHow.FREEZE:
-            return "; ".join([await self._freeze(watch) for watch in self._watches()])
+            return "; ".join([await freeze(watch, self.save) for watch in self._watches()])
         cut = driver.harvest if how is WaitHow.HARVEST else driver.abandon
         return "; ".join([told_harvest(await cut(url)) for url in driver.spec.servers])
 
-    async def _freeze(self, watch: ServerWatch) -> str:
-        """Pause the engine so that requests keep their tokens; never in a mode that aborts."""
-        watch.record.paused_mode = "retract"
-        self.save()  # remembered first: a kvctld that dies now must still know to continue it
-        try:
-            await watch.engine.pause("retract")
-        except ProbeFailed as failure:
-            watch.record.paused_mode = None
-            self.save()
-            raise KvctlError(
-                f"sending is stopped, but {watch.record.name} was not frozen: {failure.detail}"
-            ) from None
-        watch.forget_rates()
-        return f"{watch.record.name} frozen (retract): its requests wait with their tokens"
+    def _refuse_unwatched(self, driver: RunDriver) -> None:
+        for url in driver.spec.servers:
+            if self.servers.at_url(url) is None:
+                raise CommandRefused(f"{url} is not watched here and cannot be frozen: adopt it")
 
-    async def _unpause(self, watch: ServerWatch) -> str:
-        try:
-            await watch.engine.unpause()
-        except ProbeFailed as failure:
-            raise KvctlError(
-                f"{watch.record.name} could not be continued: {failure.detail}"
-            ) from None
-        watch.record.paused_mode = None
-        watch.forget_rates()
-        self.save()
-        return watch.record.name
+    async def _thaw_all(self) -> None:
+        """Continue what is frozen: behind a pause nothing can be given back."""
+        for watch in self._watches():
+            if not is_frozen(watch):
+                continue
+            try:
+                await thaw(watch, self.save)
+            except KvctlError as error:
+                self._tell("frozen", str(error))
+
+    def _own_url(self, url: str) -> str | None:
+        """Return a server's URL as the run spells it, None where the run does not use it."""
+        urls = self.driver.spec.servers if self.driver is not None else ()
+        return next((own for own in urls if same_url(own, url)), None)
+
+    async def _drain(self, driver: RunDriver, url: str) -> str:
+        if len(driver.spec.servers) > 1:
+            while driver.in_flight(url):  # the others go on sending
+                await self.host.clock.sleep(DRAIN_LOOK_S)
+        elif not await driver.drain(DRAIN_S):
+            raise KvctlError("the run did not drain within a day")
+        return "all in flight have ended"
 
 
 def _waiting(path: str, state: RunState, reason: str, now: float) -> Run:
     """Return a run of which only the file is known yet."""
     return Run(Path(path).stem, path, "", state, now, reason)
-
-
-def _is_frozen(watch: ServerWatch) -> bool:
-    return watch.record.paused_mode is not None
 
 
 def _partition_lines(view: Run) -> list[str]:

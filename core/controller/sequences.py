@@ -44,6 +44,7 @@ from kvctl.core.domain.launch_plan import LaunchPlan
 from kvctl.core.domain.membership import LaunchState
 from kvctl.core.domain.units import duration, thousands
 from kvctl.core.servers.flag_catalogue import CatalogueCache
+from kvctl.core.servers.launch import LaunchFailed
 from kvctl.core.servers.ledger import Ledger, LedgerUnwritable
 from kvctl.core.servers.preflight_types import Replaced
 
@@ -88,7 +89,7 @@ class Sequences:
             prepared = await self._prepare(command.preset, old)
             refuse_if_failed(prepared)
             if old is not None:
-                self.desk.drop(old)
+                self._put_away(old)
             return await self._carry_out(self._starting(prepared, name, id))
 
     async def stop(self, command: StopServer, id: str) -> Outcome:
@@ -96,6 +97,7 @@ class Sequences:
         watch = self.desk.by_name(command.server)
         stop = self._stop_of(watch, command.how, command.cut_foreign)
         with self._alone(f"stop of {watch.record.name}"):
+            await watch.refresh()
             guard_stop(self.run, stop)
             watch.stages.plan(*STOP_STAGES)
             return await self._carry_out(self._stopping(stop, id))
@@ -110,9 +112,10 @@ class Sequences:
             prepared = await self._prepare(preset, watch)
             refuse_if_failed(prepared)
             if is_lost(watch.state):
-                self.desk.drop(watch)
+                self._put_away(watch)
                 return await self._carry_out(self._starting(prepared, watch.record.name, id))
             stop = self._stop_of(watch, command.how, command.cut_foreign)
+            await watch.refresh()
             guard_stop(self.run, stop)
             return await self._carry_out(self._restarting(stop, prepared, id))
 
@@ -171,8 +174,7 @@ class Sequences:
         old = stop.watch
         old.stages.plan(*STOP_STAGES, *START_STAGES, *RESUME_STAGES)
         await self._end(stop, "restarted")
-        self.desk.drop(old)
-        watch = self._launch(prepared, old.record.name)
+        watch = self._launch(prepared, old.record.name, old)
         watch.stages.items = list(old.stages.items)
         return await self._bring_up(watch, id)
 
@@ -182,19 +184,37 @@ class Sequences:
         try:
             await stop_server(self.desk.host, self.gpus, self.run, stop)
         except BaseException as broken:
-            if watch.is_alive():
+            if watch.is_alive() is False:
+                self._close_record(watch, f"{cause}, then: {str(broken) or 'cancelled'}")
+            elif not isinstance(broken, asyncio.CancelledError):
                 watch.is_stop_asked = False
-                self.run.release("stop")
-            else:
-                self._close_record(watch, f"{cause}, then: {broken}")
-                self.run.hold("stop", "no server")
+            self._judge(watch)
             raise
         self._close_record(watch, cause)
-        watch.tick()
-        self.run.hold("stop", "no server")
+        self._judge(watch)
 
-    def _launch(self, prepared: Prepared, name: str) -> ServerWatch:
-        record = spawn(self.desk.host, prepared, name, self._uuids(prepared.plan))
+    def _judge(self, watch: ServerWatch) -> None:
+        """Let the server's own state say from now on whether the run may send to it."""
+        watch.tick()
+        self.run.release(watch.record.url)
+
+    def _put_away(self, watch: ServerWatch) -> None:
+        """Take a server that is over off the list; how it ended stays in the ledger."""
+        if not watch.record.is_ended:
+            self._close_record(watch, watch.state_reason)
+        self.desk.drop(watch)
+
+    def _launch(
+        self, prepared: Prepared, name: str, old: ServerWatch | None = None
+    ) -> ServerWatch:
+        try:
+            record = spawn(self.desk.host, prepared, name, self._uuids(prepared.plan))
+        except LaunchFailed as failed:
+            if old is not None:
+                old.stages.fail("process", str(failed))
+            raise
+        if old is not None:
+            self.desk.drop(old)
         self._ledger(lambda: begin_ledger(self.ledger, prepared.plan, record))
         watch = self.desk.watch(record, prepared.plan)
         self.desk.remember(record)
@@ -203,10 +223,11 @@ class Sequences:
     async def _bring_up(self, watch: ServerWatch, id: str) -> str:
         """Wait for the first token; a failure leaves a card, no process and clean GPUs."""
         name = watch.record.name
-        self.run.hold("stop", f"server {name} starts")
+        self.run.hold(watch.record.url, f"server {name} starts")
         try:
             await until_ready(self.desk.host, watch)
         except StartFailed as failed:
+            watch.failure = watch.failure or failed.failure
             await self._give_up(watch, failed.failure.headline, id)
             raise
         except asyncio.CancelledError:
@@ -215,17 +236,20 @@ class Sequences:
             watch.is_stop_asked = True
             await asyncio.shield(self._give_up(watch, "cancelled by the operator", id))
             raise
+        if watch.info is None:
+            await watch.learn()
         self._serves(watch, id)
         return self._told_ready(watch)
 
     async def _give_up(self, watch: ServerWatch, cause: str, id: str) -> None:
+        if watch.stages.doing is not None:
+            watch.stages.fail(watch.stages.doing, cause)
         known = known_server(watch.record, LaunchState.ENDED)
         if known is not None:
-            cleaned = await clean_up(self.desk.host, self.gpus, watch, known)
-            self.desk.feed.emit("cleaned", cleaned, id)
+            is_clean, seen = await clean_up(self.desk.host, self.gpus, watch, known)
+            self.desk.feed.emit("cleaned" if is_clean else "not clean", seen, id)
         self._close_record(watch, cause)
-        watch.tick()
-        self.run.hold("stop", f"no server: {cause}")
+        self._judge(watch)
 
     def _serves(self, watch: ServerWatch, id: str) -> None:
         watch.tick()
@@ -245,7 +269,7 @@ class Sequences:
             )
         )
         self.desk.feed.emit("ready", self._told_ready(watch), id)
-        self.run.release("stop")
+        self.run.release(watch.record.url)
         if any(stage.name == "resume run" for stage in watch.stages.items):
             with watch.stages.step("resume run") as proof:
                 proof.append("the run sends again, unless it is paused")

@@ -20,7 +20,7 @@ from kvctl.core.domain.errors import CommandRefused, KvctlError, UsageError
 from kvctl.core.domain.launch_plan import LaunchPlan
 from kvctl.core.domain.membership import KnownServer, LaunchState
 from kvctl.core.domain.server import LaunchFlag, Server
-from kvctl.core.servers.discover import FoundServer, discover
+from kvctl.core.servers.discover import discover
 from kvctl.core.servers.ending import launch_group
 
 DEFAULT_NAME = "main"
@@ -96,7 +96,7 @@ class ServerDesk:
         mine = {known.identity for known in self.known()}
         for found in discover(self.host.processes):
             if found.identity not in mine and self.at_url(found.url) is None:
-                self.watch(found_record(found, self._free_name(found)))
+                self.watch(found_record(found, self._free_name(found.url)))
                 who = f"pid {found.identity.pid} ({found.user})"
                 self.feed.emit("found", f"SGLang at {found.url}, {who}: watched, not touched")
 
@@ -114,6 +114,8 @@ class ServerDesk:
         record = self._adopted(command)
         if (there := self.at_url(record.url)) is not None:
             raise CommandRefused(f"{record.url} is watched already as {there.record.name}")
+        if record.name in self.watches:
+            raise CommandRefused(f"there is a server {record.name} already: choose another name")
         watch = self.watch(record)
         await watch.refresh()
         if watch.last_answer_at is None and watch.identity is None:
@@ -129,6 +131,10 @@ class ServerDesk:
     async def forget(self, command: ForgetServer, id: str) -> Outcome:
         """Stop watching a server; nothing is done to it."""
         watch = self.by_name(command.server)
+        if watch.stages.doing is not None:
+            raise CommandRefused(
+                f"{watch.record.name} is in the middle of a start or stop: wait, or cancel it (X)"
+            )
         self.drop(watch)
         self.save()
         return Outcome(0, f"{watch.record.name} is not watched any more; it goes on")
@@ -189,8 +195,8 @@ class ServerDesk:
         except KvctlError:
             return ()  # the preset is gone; the server's own answer tells its flags
 
-    def _free_name(self, found: FoundServer) -> str:
-        base = name = f"port-{port_of(found.url)}"
+    def _free_name(self, url: str) -> str:
+        base = name = f"port-{port_of(url)}"
         number = 2
         while name in self.watches:
             name, number = f"{base}-{number}", number + 1
@@ -203,9 +209,9 @@ class ServerDesk:
             match = next((f for f in found if f.identity.pid == pid), None)
             if match is None:
                 raise UsageError(f"pid {pid} is no SGLang server that is visible here")
-            return found_record(match, command.server or self._free_name(match))
+            return found_record(match, command.server or self._free_name(match.url))
         url = command.target if "://" in command.target else f"http://{command.target}"
         match = next((f for f in found if same_url(f.url, url)), None)
         if match is not None:
-            return found_record(match, command.server or self._free_name(match))
-        return ServerRecord(command.server or f"port-{port_of(url)}", url.rstrip("/"), False)
+            return found_record(match, command.server or self._free_name(match.url))
+        return ServerRecord(command.server or self._free_name(url), url.rstrip("/"), False)

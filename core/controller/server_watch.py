@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from kvctl.core.controller.host import Host
+from kvctl.core.controller.keys import read_key
 from kvctl.core.controller.polling import Poll
 from kvctl.core.controller.stages import StageList
 from kvctl.core.controller.state import ServerRecord
@@ -133,6 +134,8 @@ class ServerWatch:
             self.read_log()
             self.failure = failure_of(self._causes)
         state, reason = assess(self._inputs(alive, now), self.state, now)
+        if state is ServerState.STOPPED and (step := self.stages.doing) is not None:
+            state, reason = ServerState.STOPPING, f"{step}: its processes and GPUs are looked after"
         self.state_reason = reason
         if state is not self.state:
             self._change(state, now)
@@ -194,9 +197,8 @@ class ServerWatch:
 
     @property
     def api_key(self) -> str | None:
-        """The key its preset names, from kvctl's environment; None without one."""
-        variable = self.record.api_key_env
-        return self.host.presets.environment.get(variable) if variable else None
+        """The key its preset names; None without one."""
+        return read_key(self.record, self.host.presets.environment)
 
     def _change(self, state: ServerState, now: float) -> None:
         before, self.state, self.state_since = self.state, state, now
@@ -227,6 +229,7 @@ class ServerWatch:
             running=_whole(figures.running),
             queued=_whole(figures.queued),
             is_frozen=self.decode.is_frozen,
+            frozen_since=decoding.frozen_since(self.decode),
             is_paused_by_us=self.record.paused_mode is not None,
             is_stop_asked=self.is_stop_asked,
             is_draining=self.is_draining,

@@ -43,6 +43,8 @@ class ServerRecord:
     """What stops a server that is not our child; empty: signals."""
     api_key_env: str | None = None
     """Name of the variable that holds the key, never the key."""
+    api_key_file: str | None = None
+    """Path of the file that holds the key."""
     paused_mode: str | None = None
     """We paused the engine in this mode and must continue it."""
     cap_before: int | None = None
@@ -87,13 +89,18 @@ class StateFile:
             data = self.path.read_bytes()
         except FileNotFoundError:
             return Remembered()
+        except OSError as error:
+            raise self._unreadable(error.strerror or str(error)) from None
         try:
             return msgspec.json.decode(data, type=Remembered)
         except msgspec.DecodeError as error:
-            raise KvctlError(
-                f"{self.path} cannot be read ({error}): move it away to start without it; "
-                "servers and runs are not affected"
-            ) from None
+            raise self._unreadable(str(error)) from None
+
+    def _unreadable(self, why: str) -> KvctlError:
+        return KvctlError(
+            f"{self.path} cannot be read ({why}): move it away to start without it; "
+            "servers and runs are not affected"
+        )
 
     def save(self, remembered: Remembered) -> None:
         """Replace the file atomically and durably."""

@@ -4,11 +4,13 @@ Pure classes decide (`QueueHold`, `ceiling.step`); this applies what they say to
 tells what changed. Lowering a target never aborts a request.
 """
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from kvctl.core.clock import Clock
 from kvctl.core.controller.server_desk import ServerDesk
+from kvctl.core.controller.server_records import same_url
 from kvctl.core.controller.server_watch import ServerWatch
 from kvctl.core.domain import decode as decoding
 from kvctl.core.domain.ceiling import CeilingAction, CeilingMarks, CeilingReading, step
@@ -22,6 +24,7 @@ FIT_USAGE = 0.93
 """The usage at which a full pool decodes: C u / k is counted at it."""
 SETTLED_S = 60.0
 """A change of the target is told once it has moved this long ago."""
+_NUMBERS = re.compile(r"\d+")
 
 
 @dataclass(slots=True, eq=False)
@@ -32,8 +35,13 @@ class Steering:
     driver: RunDriver
     servers: ServerDesk
     tell: Callable[[str, str], None]
+    stops: Mapping[str, str] = field(default_factory=dict)
+    """URL of a server that is being stopped or started -> why nothing is sent to it."""
     laws: dict[str, QueueHold] = field(default_factory=dict)
     _retracted: dict[str, float] = field(default_factory=dict)
+    _usages: dict[str, float] = field(default_factory=dict)
+    _rates: dict[str, float | None] = field(default_factory=dict)
+    _pools: dict[str, int] = field(default_factory=dict)
     _is_overridden: bool = False
     """The operator sent on above the mark: the policy waits until usage has come down."""
     _warned: bool = False
@@ -54,25 +62,29 @@ class Steering:
         self._told_target = None
         self._apply()
 
+    @property
+    def target(self) -> int:
+        """Slots as the operator or the law has set them, also while nothing is sent."""
+        now = self.clock.monotonic()
+        return sum(law.decide(now).target for law in self.laws.values())
+
     def override_policy(self) -> None:
-        """Send on although usage is above the policy's mark: the operator wins."""
-        self._is_overridden = True
+        """Let the operator's word to send again stand above a pause of the policy."""
+        self._is_overridden = POLICY in self.driver.gate.pauses
 
     def observe(self, watch: ServerWatch) -> None:
         """Take a new sample of one server."""
-        url = watch.record.url.rstrip("/")
-        law = self.laws.get(url)
-        if law is None:
+        url = next((u for u in self.laws if same_url(u, watch.record.url)), None)
+        if url is None:
             return
         now = self.clock.monotonic()
         decode = decoding.decode_of(watch.decode, now)
         sample = _sample(watch, decode)
         if sample is not None and not watch.is_frozen:
-            law.observe(sample, self.driver.in_flight(url), now)
+            self.laws[url].observe(sample, self.driver.in_flight(url), now)
+            self._usages[url] = sample.usage
             self._observe_ceiling(url, decode)
-        self.driver.generation_tokens_per_s = _value(decode.generation_tokens_per_s)
-        pool = decode.pool_tokens.value
-        self.driver.pool_tokens = None if pool is None else int(pool)
+        self._sum_up(url, decode)
         target = None if self.driver.manual is None else float(self.driver.manual)
         watch.decode = decoding.fold_target_change(watch.decode, target)
         self._apply()
@@ -80,23 +92,39 @@ class Steering:
     def tick(self) -> None:
         """Apply staleness, and servers that came, went or were paused."""
         fit = self.driver.view(self.clock.monotonic()).fit_at_mean
+        whole = sum(self._pools.values())
         for url, law in self.laws.items():
             law.suspend(self._why_not(url))
-            if fit is not None:
-                law.set_fit(fit * FIT_USAGE)
+            if self._why_not(url) is not None:
+                self._usages.pop(url, None)
+            if fit is not None and url in self._pools:
+                law.set_fit(fit * FIT_USAGE * self._pools[url] / whole)
         self._apply()
         self._tell_target()
 
     def _why_not(self, url: str) -> str | None:
         """Return why nothing is sent to a server, None while it serves."""
+        stop = next((why for at, why in self.stops.items() if same_url(at, url)), None)
         watch = self.servers.at_url(url)
-        if watch is None:
-            return None  # not watched here: the driver's own breaker decides
+        if stop is not None or watch is None:
+            return stop  # not watched here: the driver's own breaker decides
         if watch.record.paused_mode is not None:
             return f"{watch.record.name} is frozen"
         if watch.state in (ServerState.STALLED, ServerState.UNREACHABLE) or watch.state.is_ready:
             return None  # it may be busy: late is not dead, and the breaker sees broken sends
-        return f"{watch.record.name} is {watch.state.value}"
+        why = f": {watch.state_reason}" if watch.state is ServerState.FAILED else ""
+        return f"{watch.record.name} is {watch.state.value}{why}"
+
+    def _sum_up(self, url: str, decode: Decode) -> None:
+        """Tell the driver what its servers make and hold together."""
+        self._rates[url] = _value(decode.generation_tokens_per_s)
+        if (pool := decode.pool_tokens.value) is not None and pool > 0:
+            self._pools[url] = int(pool)
+        rates = [self._rates.get(u) for u in self.laws if self._why_not(u) is None]
+        known = [rate for rate in rates if rate is not None]
+        is_whole = known and len(known) == len(rates)
+        self.driver.generation_tokens_per_s = sum(known) if is_whole else None
+        self.driver.pool_tokens = sum(self._pools.values()) or None
 
     def _apply(self) -> None:
         now = self.clock.monotonic()
@@ -106,19 +134,27 @@ class Steering:
         self.driver.auto_target = sum(d.auto_target for d in decisions.values())
         reasons = [d.reason for d in decisions.values() if d.is_held]
         if decisions and len(reasons) == len(decisions):
-            self.driver.hold("server", reasons[0])
+            self._hold(reasons[0])
         else:
             self.driver.release("server")
+
+    def _hold(self, reason: str) -> None:
+        holds = self.driver.gate.holds
+        if _NUMBERS.sub("", holds.get("server", "")) == _NUMBERS.sub("", reason):
+            holds["server"] = reason  # only an age in it went on: no new event
+        else:
+            self.driver.hold("server", reason)
 
     def _observe_ceiling(self, url: str, decode: Decode) -> None:
         spec = self.driver.spec
         marks = CeilingMarks(spec.policy, spec.pause_above, spec.resume_below)
-        usage = _value(decode.token_usage)
+        was_paused = POLICY in self.driver.gate.pauses
+        fullest = max(self._usages.values(), default=None)
+        usage = fullest if was_paused else _value(decode.token_usage)
         queued, retracted = decode.queued.value, self._new_retractions(url, decode)
         reading = CeilingReading(usage, None if queued is None else int(queued), retracted)
-        if usage is not None and usage <= spec.resume_below:
+        if fullest is not None and fullest <= spec.resume_below:
             self._is_overridden = False
-        was_paused = POLICY in self.driver.gate.pauses
         done = step(was_paused, reading, marks)
         if done.action is CeilingAction.PAUSE and not self._is_overridden:
             self.driver.pause(f"paused by the policy: {done.reason}", by=POLICY)
@@ -126,7 +162,7 @@ class Steering:
         elif done.action is CeilingAction.RESUME:
             self.driver.resume(by=POLICY)
             self.tell("ceiling", f"resumed: {done.reason}")
-        self._warn(done.action, usage, done.reason)
+        self._warn(done.action, fullest, done.reason)
 
     def _warn(self, action: CeilingAction, usage: float | None, reason: str) -> None:
         """Tell the ceiling once, and again only after usage has come down to the lower mark."""

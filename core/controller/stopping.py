@@ -22,22 +22,24 @@ TERM_WAIT_S = 45.0
 """An idle server needs 3 to 9 s after SIGTERM (0.5.17, 0.5.23)."""
 REST_WAIT_S = 15.0
 STOP_COMMAND_S = 120.0
+COUNTS_FRESH_S = 15.0
+"""Older counts say nothing about whose requests run now."""
 
 
 class RunInterplay(Protocol):
     """What a stop needs of the run."""
 
-    def hold(self, cause: str, reason: str) -> None:
-        """Stop sending for a cause, until it is released."""
+    def hold(self, url: str, reason: str) -> None:
+        """Send nothing to a server until it is released."""
 
-    def release(self, cause: str) -> None:
-        """End one cause of holding."""
+    def release(self, url: str) -> None:
+        """Send to a server again, as far as its state allows."""
 
     async def settle_in_flight(self, url: str, how: WaitHow) -> str:
         """Drain, harvest or abandon what is in flight at a server; say what was done."""
 
     def in_flight_at(self, url: str) -> int:
-        """Return the run's own requests in flight at a server."""
+        """Return the run's own requests at a server, now or when its counts were read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +59,10 @@ async def stop_server(host: Host, desk: GpuDesk, run: RunInterplay, stop: Stop) 
     uuids = gpus_of(desk.view, watch)
     beside = _beside(desk.view, watch.record.name)
     with stages.step("hold run") as proof:
-        run.hold("stop", f"server {watch.record.name} is being stopped")
+        run.hold(watch.record.url, f"server {watch.record.name} is being stopped")
         proof.append("nothing is sent any more")
     with stages.step("harvest", stop.how.value) as proof:
+        await _wake(watch)  # behind a pause nothing ends and not every abort is heard
         proof.append(await run.settle_in_flight(watch.record.url, stop.how))
     watch.is_stop_asked = True
     with stages.step("stop") as proof:
@@ -78,6 +81,8 @@ def guard_stop(run: RunInterplay, stop: Stop) -> None:
             f"{watch.record.name} is kept by {watch.record.owner}, which would start it again: "
             "stop it there"
         )
+    if watch.identity is None and not watch.record.stop_command:
+        raise CommandRefused(f"{watch.record.url} is not on this host: stop it there")
     foreign = foreign_requests(watch, run.in_flight_at(watch.record.url))
     if foreign and not stop.cut_foreign:
         raise CommandRefused(
@@ -87,9 +92,12 @@ def guard_stop(run: RunInterplay, stop: Stop) -> None:
 
 
 def foreign_requests(watch: ServerWatch, own: int) -> int | None:
-    """Return running and queued requests that are not the run's; None if not known."""
+    """Return running and queued requests that are not the run's; None if not known (now)."""
     decode = watch.view().decode
     if decode.running.value is None or decode.queued.value is None or watch.is_frozen:
+        return None
+    age_s = decode.running.age_s(watch.host.clock.monotonic())
+    if age_s is None or age_s > COUNTS_FRESH_S:
         return None
     return max(0, int(decode.running.value + decode.queued.value) - own)
 
@@ -115,11 +123,9 @@ def _beside(view: GpuView, name: str) -> tuple[ProcessIdentity, ...]:
 async def _end_main(host: Host, stop: Stop) -> str:
     """Ask the main process to end and wait until it has."""
     watch = stop.watch
-    await _wake(watch)
     if watch.record.stop_command:
         return await _run_stop_command(watch.record.stop_command)
-    if watch.identity is None:
-        raise CommandRefused(f"{watch.record.url} is not on this host: stop it there")
+    assert watch.identity is not None  # the guard has seen to it
     report = await end_processes(
         host.processes,
         host.clock,
@@ -191,12 +197,14 @@ async def _end_group(host: Host, known: KnownServer) -> EndReport:
     )
 
 
-async def clean_up(host: Host, desk: GpuDesk, watch: ServerWatch, known: KnownServer) -> str:
-    """End everything of a failed or cancelled start and prove its GPUs clean."""
+async def clean_up(
+    host: Host, desk: GpuDesk, watch: ServerWatch, known: KnownServer
+) -> tuple[bool, str]:
+    """End everything of a failed or cancelled start; return whether its GPUs are proven clean."""
     uuids = gpus_of(desk.view, watch)
     beside = _beside(desk.view, watch.record.name)
     report = await _end_group(host, known)
     host.launcher.reap()
     proof = await desk.prove_clean(uuids, beside)
     gone = "all processes gone" if report.are_all_gone else "; ".join(report.lines())
-    return f"{gone}; {proof.summary()}"
+    return proof.is_satisfied, f"{gone}; {proof.summary()}"

@@ -78,8 +78,8 @@ def _stalled(scene: Scene) -> Verdict | None:
 
 
 def _leftovers(scene: Scene) -> Verdict | None:
-    if not scene.gpus.leftovers:
-        return None
+    if not scene.gpus.leftovers or _is_changing(scene):
+        return None  # a stop or start in progress frees them itself
     first = scene.gpus.leftovers[0]
     more = len(scene.gpus.leftovers) - 1
     sentence = (
@@ -143,15 +143,22 @@ def _holding(scene: Scene) -> Verdict | None:
     return Verdict(VerdictWord.HOLD, sentence, "goes on by itself; p overrides")
 
 
+def _is_changing(scene: Scene) -> bool:
+    """Whether a start, stop or restart is in progress."""
+    server = scene.server
+    return server is not None and server.state in (ServerState.STARTING, ServerState.STOPPING)
+
+
 def _starting(scene: Scene) -> Verdict | None:
     server = scene.server
-    if server is None or server.state not in (ServerState.STARTING, ServerState.STOPPING):
+    if server is None or not _is_changing(scene):
         return None
     doing = next((s for s in server.stages if s.state is StageState.DOING), None)
     step = doing.name if doing else server.state.value
     ratio = f", {doing.progress_ratio:.0%}" if doing and doing.progress_ratio is not None else ""
     age = duration(scene.at - server.state_since)
-    resumes = " The run resumes by itself." if scene.run is not None else ""
+    run = scene.run
+    resumes = " The run resumes by itself." if run and run.state is RunState.HOLDING else ""
     verb = "starts" if server.state is ServerState.STARTING else "stops"
     return Verdict(
         VerdictWord.WAIT, f"Server {verb}: {step}{ratio}, {age}.{resumes}", "w stages, X cancel"
@@ -397,8 +404,8 @@ _RULES: tuple[Rule, ...] = (
     _leftovers,
     _unexplained,
     _failing_rows,
-    _holding,
     _starting,
+    _holding,
     _stale,
     _ceiling,
     _retractions,

@@ -14,6 +14,7 @@ STALL_AFTER_S = 45.0
 UNREACHABLE_AFTER_S = 10.0
 DECODE_FRESH_S = 12.0
 """A decode token within this time: decoding, even if prefill works too."""
+LATE_TOLD_AFTER_S = 3.0
 NO_PROGRESS_TOLD_AFTER_S = 5.0
 """From here on the reason says for how long no token was made."""
 
@@ -70,7 +71,11 @@ def assess(inputs: HealthInputs, previous: ServerState | None, now: float) -> As
     for step in steps:
         if (assessment := step()) is not None:
             return assessment
-    return _working(inputs, previous, now)
+    state, reason = _working(inputs, previous, now)
+    silent_s = _since(inputs.last_answer_at, now) if inputs.probe_cause else None
+    if silent_s is not None and silent_s >= LATE_TOLD_AFTER_S:
+        reason = f"{reason}; last answer {silent_s:.0f} s ago"
+    return state, reason
 
 
 def _ended(inputs: HealthInputs) -> Assessment | None:

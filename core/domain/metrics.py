@@ -95,6 +95,8 @@ def _is_counter(name: str, types: Mapping[str, str]) -> bool:
 
 
 def _is_histogram_part(name: str, types: Mapping[str, str]) -> bool:
+    if types.get(name, "histogram") != "histogram":
+        return False
     for suffix in ("_bucket", "_sum", "_count"):
         base = name.removesuffix(suffix)
         if base != name and (suffix == "_bucket" or types.get(base, "histogram") == "histogram"):
@@ -109,16 +111,17 @@ def _merged(
     merged: dict[str, float] = {}
     for name, rows in families.items():
         adds = additive is None or name in additive
-        for suffix, values in _distinct(rows).items():
+        # Source: a gauge's total stands under an empty priority; counters are split by it.
+        told = rows if additive is None else _without_priority_parts(rows)
+        for suffix, values in _distinct(told).items():
             merged[name + suffix] = math.fsum(values) if adds else max(values)
     return merged
 
 
 def _distinct(rows: Iterable[Sample]) -> dict[str, list[float]]:
     """Return one value a DP rank and label set (copies take their highest), by name suffix."""
-    alive = _without_priority_parts(_of_living(rows))
     best: dict[tuple[str, frozenset[tuple[str, str]]], float] = {}
-    for row in alive:
+    for row in _of_living(rows):
         if not math.isfinite(row.value):
             continue
         kept = {k: v for k, v in row.labels.items() if k not in _COPY_LABELS and k != _DEAD_LABEL}

@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass, replace
 
-from kvctl.core.domain.outcomes import Answer
-from kvctl.core.ports import GenerateReply
+from kvctl.core.domain.outcomes import Answer, continued_sampling
+from kvctl.core.ports import GenerateReply, GenerateRequest
 from kvctl.core.runs.inputs import Prompt
 from kvctl.core.runs.records import VERSION, Partial, Segment, prompt_hash, sampling_hash
+from kvctl.core.runs.schedule import Job
 from kvctl.core.runs.slots import Flight, ServerFacts
 from kvctl.core.runs.templates import Renderer
 
@@ -41,6 +42,14 @@ class Came:
     def is_capped(self) -> bool:
         """Whether it ended at max_new_tokens."""
         return (self.reply.finish or {}).get("type") == "length"
+
+
+def request_of(rid: str, prompt: Prompt, kept: Partial | None) -> GenerateRequest:
+    """Return the request for a prompt, or for the rest of an answer that has begun."""
+    if kept is None:
+        return GenerateRequest(rid, prompt.text, prompt.input_ids, prompt.sampling)
+    ids = (*(prompt.input_ids or ()), *kept.output_ids)
+    return GenerateRequest(rid, None, ids, continued_sampling(prompt.sampling, kept.n_output))
 
 
 def joined(reply: GenerateReply, kept: Partial | None) -> GenerateReply:
@@ -143,3 +152,34 @@ def partial_record(came: Came, wall: float) -> Partial:
         reason=str((reply.finish or {}).get("message") or "aborted"),
         t=wall,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why an attempt was no answer."""
+
+    kind: str
+    """The class, as in `kvctl.core.domain.outcomes.Kind`, or "retried"."""
+    message: str
+    is_final: bool
+    """The row is not tried again by itself."""
+    server: str
+
+
+def error_record(
+    place: tuple[str, str], job: Job, failure: Failure, wall: float
+) -> dict[str, object]:
+    """Return the record of a failed attempt, as it stands in errors.jsonl."""
+    partition, name = place
+    return {
+        "v": VERSION,
+        "id": name,
+        "partition": partition,
+        "attempt": max(0, job.attempt - 1),
+        "counted": job.failures,
+        "class": str(failure.kind),
+        "message": failure.message[:2000],
+        "final": failure.is_final,
+        "server": failure.server,
+        "t": wall,
+    }

@@ -5,25 +5,24 @@ pauses. No verb ever loses a row; only `harvest`, `abandon` and `close` cut requ
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from kvctl.core.clock import Clock, within
 from kvctl.core.domain.errors import CommandRefused
 from kvctl.core.domain.run import Run, RunState
 from kvctl.core.domain.runfile import RunSpec
 from kvctl.core.ports import Generator
-from kvctl.core.runs.folder import write_state
+from kvctl.core.runs.folder import Settings
 from kvctl.core.runs.gate import OPERATOR, Gate
 from kvctl.core.runs.harvest import HarvestCount, HarvestReport, cut_all
-from kvctl.core.runs.journal import ERRORS, DiskTrouble, Journal, Offload, in_thread
+from kvctl.core.runs.journal import DiskTrouble, Journal, Offload, in_thread
 from kvctl.core.runs.opening import OpenedRun, OpenOptions, open_run
 from kvctl.core.runs.pump import Pump, RunHooks
-from kvctl.core.runs.records import VERSION, line_of
 from kvctl.core.runs.sending import Sender
 from kvctl.core.runs.slots import ServerFacts, ServerSlots
-from kvctl.core.runs.viewing import Standing, view_run
+from kvctl.core.runs.viewing import Standing, unopened, view_run
 
 START_TARGET = 16
+_LONG_S = 3600.0
 _NO_HOOKS, _NO_OPTIONS = RunHooks(), OpenOptions()
 
 
@@ -42,8 +41,6 @@ class RunDriver:
     ) -> None:
         """Prepare; nothing is read or sent before `open`."""
         self.spec = spec
-        self.manual: int | None = spec.concurrency
-        """The operator's number; None is AUTO."""
         self.auto_target: int | None = None
         """What AUTO says, for the view."""
         self.generation_tokens_per_s: float | None = None
@@ -73,7 +70,7 @@ class RunDriver:
         )
         for counters, lane in zip(opened.counters.partitions, opened.schedule.lanes, strict=True):
             lane.mean_tokens = counters.mean_tokens
-        self._restore(opened.state)
+        self._restore(opened.settings)
         for torn in opened.notes.torn:
             text = f"{torn.file}: {torn.bytes} torn bytes moved to {torn.kept_as}"
             self._hooks.event("torn", text)
@@ -117,28 +114,27 @@ class RunDriver:
             raise CommandRefused(f"run {self.spec.name} is not open: start it first")
         return self._pump
 
-    def _restore(self, state: Mapping[str, Any]) -> None:
-        manual = state.get("manual", self.spec.concurrency)
-        self.manual = manual if isinstance(manual, int) else None
-        for who, why in dict(state.get("pauses") or {}).items():
-            self.gate.pauses[str(who)] = str(why)
-        weights = state.get("weights")
-        if isinstance(weights, dict):
-            self._need().opened.schedule.set_weights(weights)
-        self.set_target(self.manual if self.manual is not None else START_TARGET)
+    def _restore(self, settings: Settings) -> None:
+        self.gate.pauses.update(settings.pauses)
+        if settings.weights:
+            self._need().opened.schedule.set_weights(settings.weights)
+        self.set_target(START_TARGET if settings.manual is None else settings.manual)
 
     def _keep_settings(self) -> None:
         """Write what the operator has set; a disk that refuses is the journal's concern."""
-        pump = self._need()
-        state: dict[str, object] = {"v": VERSION, "manual": self.manual}
-        state["pauses"] = dict(self.gate.pauses)
-        if pump.opened.state.get("weights"):
-            state["weights"] = pump.opened.state["weights"]
-        pump.opened.state.update(state)
+        settings = self._need().opened.settings
+        settings.pauses = dict(self.gate.pauses)
         try:
-            write_state(pump.opened.folder, state)
+            settings.save()
         except DiskTrouble as error:
             self._hooks.event("disk", str(error))
+
+    @property
+    def manual(self) -> int | None:
+        """The operator's number of slots; None is AUTO."""
+        if self._pump is None:
+            return self.spec.concurrency
+        return self._pump.opened.settings.manual
 
     # -- sending ------------------------------------------------------------------------------
 
@@ -179,22 +175,26 @@ class RunDriver:
 
     def set_manual(self, target: int | None) -> None:
         """Keep the operator's number (None: AUTO); the caller sets the target itself."""
-        self.manual = target
+        self._need().opened.settings.manual = target
         self._keep_settings()
 
-    def set_target(self, target: int, server: str | None = None, *, note: str = "") -> None:
+    def set_target(
+        self, target: int, server: str | None = None, *, is_held: bool = False, note: str = ""
+    ) -> None:
         """Set how many requests may be in flight, over all servers or at one.
 
-        Lowering it only stops sending; nothing is aborted.
+        Lowering it, and `is_held`, only stop sending; nothing is aborted. A throttle law's
+        `Decision` fits: target, is_held and its reason as `note`.
         """
         servers = self._need().servers
         if server is not None:
             slots = self._at(server)
-            slots.target, slots.note = max(0, target), note
+            slots.target, slots.is_held, slots.note = max(0, target), is_held, note
         elif servers:
             share, rest = divmod(max(0, target), len(servers))
             for number, slots in enumerate(servers):
-                slots.target, slots.note = share + (number < rest), note
+                slots.target = share + (number < rest)
+                slots.is_held, slots.note = is_held, note
         self._wake()
 
     def set_weights(self, weights: Mapping[str, float]) -> None:
@@ -210,8 +210,7 @@ class RunDriver:
         if any(weight < 0 for weight in weights.values()):
             raise CommandRefused("a weight is 0 or more")
         pump.opened.schedule.set_weights(weights)
-        kept = pump.opened.state.get("weights") or {}
-        pump.opened.state["weights"] = {**kept, **weights}
+        pump.opened.settings.weights.update(weights)
         self._keep_settings()
         self._wake()
 
@@ -221,21 +220,7 @@ class RunDriver:
         jobs = [pump.opened.failed[place] for place in sorted(pump.opened.failed)]
         pump.opened.failed.clear()
         for job in jobs:
-            job.failures = job.unserved = 0
-            index = pump.opened.indexes[job.partition]
-            record = {
-                "v": VERSION,
-                "id": index.id_of(job.row),
-                "partition": index.spec.name,
-                "attempt": max(0, job.attempt - 1),
-                "counted": 0,
-                "class": "retried",
-                "message": "queued again by the operator",
-                "final": False,
-                "t": self._clock.wall(),
-            }
-            pump.journal.append(ERRORS, line_of(record))
-            pump.opened.counters.partitions[job.partition].failed -= 1
+            pump.sender.retry_again(job)
         pump.opened.schedule.add_failed(jobs)
         if jobs:
             self.gate.is_finished = False
@@ -262,17 +247,7 @@ class RunDriver:
     async def drain(self, timeout_s: float) -> bool:
         """Wait until nothing is in flight and all of it is durable; False: time ran out."""
         pump = self._need()
-
-        async def quiet() -> None:
-            while not self._is_quiet(pump):
-                pump.changed.clear()
-                await pump.changed.wait()
-
-        try:
-            await within(self._clock, timeout_s, quiet())
-        except TimeoutError:
-            return self._is_quiet(pump)
-        return True
+        return await self.until(lambda: self._is_quiet(pump), timeout_s)
 
     def _is_quiet(self, pump: Pump) -> bool:
         writing = any(p.writing for p in pump.opened.counters.partitions)
@@ -324,16 +299,32 @@ class RunDriver:
         """Return this run's own requests at one server, or at all."""
         return sum(len(s.flights) for s in self._need().servers if server in (None, s.url))
 
-    async def finished(self) -> None:
-        """Wait until every row has its answer or has failed."""
+    async def until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
+        """Wait until something is so, looked at whenever anything changes; False: time ran out."""
         pump = self._need()
-        while self.gate.state not in (RunState.FINISHED, RunState.FAILED):
-            pump.changed.clear()
-            await pump.changed.wait()
+
+        async def is_so() -> None:
+            while not condition():
+                pump.changed.clear()
+                await pump.changed.wait()
+
+        try:
+            await within(self._clock, timeout_s, is_so())
+        except TimeoutError:
+            return condition()
+        return True
+
+    async def finished(self) -> None:
+        """Wait until every row has its answer or has failed, or the run itself failed."""
+        ends = (RunState.FINISHED, RunState.FAILED)
+        while not await self.until(lambda: self.gate.state in ends, _LONG_S):
+            pass
 
     def view(self, now: float) -> Run:
-        """Return the run as frontends show it."""
-        pump = self._need()
+        """Return the run as frontends show it; while it opens, only what its file says."""
+        if self._pump is None:
+            return unopened(self.spec, self.gate.state, self.gate.since)
+        pump = self._pump
         notes = [slots.note for slots in pump.servers if slots.note]
         standing = Standing(
             state=self.gate.state,

@@ -186,17 +186,52 @@ def write_skipped(folder: Path, skipped: Iterable[Skipped]) -> None:
         write_whole(file, b"".join(lines))
 
 
-def read_state(folder: Path) -> dict[str, Any]:
-    """Return what the operator had set; empty if nothing is there or it is unreadable."""
+@dataclass(slots=True)
+class Settings:
+    """What the operator has set on a run; it outlives the process that drives it."""
+
+    folder: Path
+    manual: int | None
+    """The operator's number of slots; None is AUTO."""
+    pauses: dict[str, str]
+    """Reason by who paused."""
+    weights: dict[str, float]
+    """Partition weights where they were changed."""
+
+    def save(self) -> None:
+        """Write state.json. Raises DiskTrouble."""
+        state = {
+            "v": VERSION,
+            "manual": self.manual,
+            "pauses": self.pauses,
+            "weights": self.weights,
+        }
+        write_whole(self.folder / STATE, _json(state))
+
+
+def read_settings(folder: Path, manual: int | None) -> Settings:
+    """Return what the operator had set, else what the run file says (`manual`)."""
     try:
-        return read_object(folder / STATE) or {}
+        state = read_object(folder / STATE) or {}
     except KvctlError:
+        state = {}
+    number = state.get("manual", manual)
+    return Settings(
+        folder=folder,
+        manual=number if isinstance(number, int) else None,
+        pauses=_texts(state.get("pauses")),
+        weights=_numbers(state.get("weights")),
+    )
+
+
+def _texts(found: object) -> dict[str, str]:
+    return {str(k): str(v) for k, v in found.items()} if isinstance(found, dict) else {}
+
+
+def _numbers(found: object) -> dict[str, float]:
+    if not isinstance(found, dict):
         return {}
-
-
-def write_state(folder: Path, state: Mapping[str, Any]) -> None:
-    """Keep what the operator has set. Raises DiskTrouble."""
-    write_whole(folder / STATE, _json(state))
+    return {str(k): float(v) for k, v in found.items() if isinstance(v, int | float)}
 
 
 def _json(value: Mapping[str, Any]) -> bytes:

@@ -10,20 +10,29 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kvctl.core.domain.errors import RunFileError
+from kvctl.core.domain.errors import CommandRefused, RunFileError
 from kvctl.core.domain.runfile import RunSpec
 from kvctl.core.runs.counters import Counters, PartitionCounters
 from kvctl.core.runs.folder import (
+    MANIFEST,
     SPOOL,
     FolderLock,
-    read_state,
+    Settings,
+    read_settings,
     settle_manifest,
     take_folder,
     write_skipped,
 )
 from kvctl.core.runs.foreign import DoneElsewhere, read_done_from
 from kvctl.core.runs.inputs import ModelFacts, PartitionIndex, index_partition
-from kvctl.core.runs.journal import ERRORS, PARTIALS, RESPONSES
+from kvctl.core.runs.journal import (
+    ERRORS,
+    PARTIALS,
+    RESPONSES,
+    STREAMS,
+    DiskTrouble,
+    parts_of,
+)
 from kvctl.core.runs.records import ErrorHead, PartialHead, ResponseHead, sampling_hash
 from kvctl.core.runs.scan import ScanNotes, read_stream, refuse_damage, repair_tails, torn_stamp
 from kvctl.core.runs.schedule import Job, PartialAt, Schedule
@@ -62,8 +71,7 @@ class OpenedRun:
     indexes: list[PartitionIndex]
     schedule: Schedule
     counters: Counters
-    state: dict[str, Any]
-    """What the operator had set."""
+    settings: Settings
     tries: dict[tuple[int, int], Job] = field(default_factory=dict)
     """Attempts so far of rows that failed at least once."""
     failed: dict[tuple[int, int], Job] = field(default_factory=dict)
@@ -125,10 +133,27 @@ def open_run(spec: RunSpec, options: OpenOptions, wall: float) -> OpenedRun:
     folder = Path(spec.output)
     lock = take_folder(folder)
     try:
+        _refuse_foreign(folder)
         return _open_locked(spec, options, wall, lock)
+    except OSError as error:
+        lock.release()
+        place = error.filename or folder
+        raise DiskTrouble(f"{place}: {error.strerror}: check the output folder") from error
     except BaseException:
         lock.release()
         raise
+
+
+def _refuse_foreign(folder: Path) -> None:
+    """Refuse a folder whose answers another client wrote: theirs are only read."""
+    if (folder / MANIFEST).exists():
+        return
+    for stream in STREAMS:
+        for file in parts_of(folder, stream):
+            raise CommandRefused(
+                f"{file}: not written by this run (no {MANIFEST} beside it): set another `output`, "
+                "and name the file in `done_from` if its answers count"
+            )
 
 
 def _open_locked(spec: RunSpec, options: OpenOptions, wall: float, lock: FolderLock) -> OpenedRun:
@@ -153,7 +178,7 @@ def _open_locked(spec: RunSpec, options: OpenOptions, wall: float, lock: FolderL
         counters=Counters(
             [PartitionCounters(i.spec.name, len(i), skipped=len(i.skipped)) for i in indexes]
         ),
-        state=read_state(folder),
+        settings=read_settings(folder, spec.concurrency),
     )
     repair_tails(folder, opened.notes, stamp=torn_stamp(wall))
     _read_back(opened)

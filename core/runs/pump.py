@@ -152,8 +152,8 @@ class Pump:
     # -- servers ------------------------------------------------------------------------------
 
     def _note_servers(self) -> None:
-        down = [slots.down for slots in self.servers]
-        self.gate.servers_down = down[0] or "" if down and all(down) else ""
+        down = [slots.down for slots in self.servers] or ["the run has no server"]
+        self.gate.servers_down = (down[0] or "") if all(down) else ""
 
     def _reconnect_due(self) -> None:
         now = self.clock.monotonic()

@@ -28,8 +28,15 @@ class Job:
     """Attempts that count against the row's limit."""
     unserved: int = 0
     """Times in a row that nothing was done for it (refused, queue full): sets the back-off."""
+    spared: int = 0
+    """Attempts that failed by the server's fault and were not counted."""
     partial: "PartialAt | None" = None
     is_scout: bool = False
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """The row it is for."""
+        return self.partition, self.row
 
 
 @dataclass(frozen=True, slots=True)

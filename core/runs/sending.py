@@ -15,24 +15,26 @@ from kvctl.core.clock import Clock
 from kvctl.core.domain.outcomes import (
     Judgement,
     Kind,
-    continued_sampling,
     judge,
     why_not_continued,
 )
-from kvctl.core.ports import GenerateRequest, TransportFailed
+from kvctl.core.ports import TransportFailed
 from kvctl.core.runs.answers import (
     Came,
+    Failure,
     at_limit,
+    error_record,
     joined,
     partial_record,
     prompt_tokens,
+    request_of,
     response_record,
 )
 from kvctl.core.runs.harvest import HarvestCount
 from kvctl.core.runs.inputs import Prompt
 from kvctl.core.runs.journal import ERRORS, PARTIALS, RESPONSES, Journal, Offload, Where, in_thread
 from kvctl.core.runs.opening import OpenedRun
-from kvctl.core.runs.records import VERSION, Partial, line_of, prompt_hash, read_partial
+from kvctl.core.runs.records import Partial, line_of, prompt_hash, read_partial
 from kvctl.core.runs.rows import RowRejected
 from kvctl.core.runs.schedule import Job, PartialAt
 from kvctl.core.runs.slots import Flight, ServerSlots
@@ -41,6 +43,8 @@ ATTEMPTS = 5
 """Counted failures after which a row has failed for good."""
 _BACKOFF_S, _BACKOFF_MOST_S = 1.0, 60.0
 _REFUSED_IN_A_ROW = 20
+_SPARED = 20
+"""A row that was there so often when a server failed may be why it fails."""
 
 
 @dataclass(slots=True)
@@ -113,7 +117,7 @@ class Sender:
     ) -> None:
         job = flight.job
         flight.kept_tokens = kept.n_output if kept else 0
-        request = _request(flight.rid, prompt, kept)
+        request = request_of(flight.rid, prompt, kept)
         name = self.opened.indexes[job.partition].spec.name
         if kept is not None and request.sampling.get("max_new_tokens") == 0:
             reply = at_limit(kept)
@@ -137,6 +141,7 @@ class Sender:
         job = came.flight.job
         match judgement.kind:
             case Kind.GOOD | Kind.CAPPED:
+                slots.note_success()
                 self._accept(came)
             case Kind.ABORTED:
                 self._cut(slots, came)
@@ -149,8 +154,8 @@ class Sender:
                 self.hold("denied", f"{slots.url} refuses every request: {judgement.detail}")
                 self.opened.schedule.requeue(job)
             case Kind.SERVER_ERROR:
-                slots.note_server_error(f"{slots.url} fails: {judgement.detail}")
-                self._fail(job, slots, judgement)
+                slots.note_server_error(f"{slots.url} fails: {judgement.detail}", job.key)
+                self._fail(job, slots, judgement, spared=slots.is_failing_broadly)
             case Kind.REFUSED if came.kept is not None:
                 # The prefix may be what it refuses: the row has another try without it.
                 self.drop_partial(job, came.kept.n_output)
@@ -246,39 +251,33 @@ class Sender:
 
     async def _broken(self, slots: ServerSlots, flight: Flight, error: TransportFailed) -> None:
         """Decide whether a connection that failed is the server's fault or the row's."""
-        slots.trip(str(error))
+        slots.trip(str(error), flight.job.key)
         self.wake()
         if not error.sent:
             self.opened.schedule.requeue(flight.job)
             return
         slots.orphans.append(flight.rid)
         is_alive = await slots.is_alive()
-        is_own = is_alive and not slots.is_failing_broadly and not flight.is_cut
+        # A server that died took every row with it: none of them is at fault.
+        is_servers = not is_alive or slots.is_failing_broadly or flight.is_cut
         judgement = Judgement(Kind.ENGINE_GONE, str(error))
-        if not is_own:
-            # A server that died took every row with it: none of them is at fault.
-            flight.job.unserved = 0
-        self._fail(flight.job, slots, judgement, counts=is_own)
+        self._fail(flight.job, slots, judgement, spared=is_servers)
 
     def _fail(
-        self, job: Job, slots: ServerSlots, judgement: Judgement, *, counts: bool | None = None
+        self, job: Job, slots: ServerSlots, judgement: Judgement, *, spared: bool = False
     ) -> None:
-        """Write down an attempt that failed; the row is tried again unless that was the last."""
-        is_counted = judgement.kind.is_counted if counts is None else counts
+        """Write down an attempt that failed; the row is tried again unless that was the last.
+
+        `spared`: it was the server's fault and does not count, within reason.
+        """
+        is_counted = judgement.kind.is_counted or judgement.kind is Kind.ENGINE_GONE
+        if spared and job.spared < _SPARED:
+            job.spared += 1
+            job.unserved = 0
+            is_counted = False
         job.failures += int(is_counted)
         is_final = judgement.kind.is_permanent or job.failures >= ATTEMPTS
-        record = {
-            "v": VERSION,
-            "id": self.opened.indexes[job.partition].id_of(job.row),
-            "partition": self.opened.indexes[job.partition].spec.name,
-            "attempt": max(0, job.attempt - 1),
-            "counted": job.failures,
-            "class": str(judgement.kind),
-            "message": judgement.detail[:2000],
-            "final": is_final,
-            "server": slots.url,
-            "t": self.clock.wall(),
-        }
+        line = self._error_line(job, judgement.kind, judgement.detail, is_final, slots.url)
         if judgement.kind is Kind.REFUSED:
             self._note_refusal(slots, judgement)
 
@@ -288,9 +287,22 @@ class Sender:
             self.opened.failed[(job.partition, job.row)] = job
             self.opened.counters.partitions[job.partition].failed += 1
 
-        self._write(job, ERRORS, line_of(record), durable)
+        self._write(job, ERRORS, line, durable)
         if not is_final:
             self._retry_later(job)
+
+    def _error_line(self, job: Job, kind: str, message: str, is_final: bool, server: str) -> bytes:
+        index = self.opened.indexes[job.partition]
+        place = (index.spec.name, index.id_of(job.row))
+        failure = Failure(kind, message, is_final, server)
+        return line_of(error_record(place, job, failure, self.clock.wall()))
+
+    def retry_again(self, job: Job) -> None:
+        """Give a row that had failed for good all its attempts again, and write that down."""
+        job.failures = job.unserved = 0
+        line = self._error_line(job, "retried", "queued again by the operator", False, "")
+        self.opened.counters.partitions[job.partition].failed -= 1
+        self._write(job, ERRORS, line, lambda _: None)
 
     def _note_refusal(self, slots: ServerSlots, judgement: Judgement) -> None:
         self.refused_in_a_row += 1
@@ -306,10 +318,3 @@ class Sender:
         wait = min(_BACKOFF_S * 2.0 ** min(job.unserved - 1, 10), _BACKOFF_MOST_S)
         wait *= self._random.uniform(0.5, 1.0)
         self.opened.schedule.requeue(job, self.clock.monotonic() + wait)
-
-
-def _request(rid: str, prompt: Prompt, kept: Partial | None) -> GenerateRequest:
-    if kept is None:
-        return GenerateRequest(rid, prompt.text, prompt.input_ids, prompt.sampling)
-    ids = (*(prompt.input_ids or ()), *kept.output_ids)
-    return GenerateRequest(rid, None, ids, continued_sampling(prompt.sampling, kept.n_output))

@@ -12,6 +12,8 @@ from kvctl.core.runs.schedule import Job
 _FAILURE_WINDOW_S = 10.0
 _MANY = 3
 _FIRST_PROBE_S, _LAST_PROBE_S = 1.0, 15.0
+_TRIAL = 2
+"""Requests in flight at a server that failed with 5xx, until one has its answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +55,10 @@ class ServerSlots:
     generator: Generator
     clock: Clock
     target: int = 0
+    is_held: bool = False
+    """Nothing new is sent there although the target would allow it; see `note`."""
     note: str = ""
-    """Why the target is what it is, in one line."""
+    """Why the target is what it is or nothing is sent, in one line."""
     facts: ServerFacts = ServerFacts()
     is_known: bool = False
     """It was reached in this session, and has said what it is if it is asked."""
@@ -67,9 +71,10 @@ class ServerSlots:
     """Monotonic seconds of the next probe while `down`."""
     orphans: list[str] = field(default_factory=list)
     """Ids whose connection broke: aborted before anything else is sent."""
-    _failures: deque[float] = field(default_factory=deque)
+    _failures: deque[tuple[float, object]] = field(default_factory=deque)
     _delay_s: float = _FIRST_PROBE_S
     _good: int = 0
+    _is_on_trial: bool = False
     _probing: "asyncio.Task[bool] | None" = None
 
     @property
@@ -80,40 +85,43 @@ class ServerSlots:
     @property
     def headroom(self) -> int:
         """How many more requests may be sent now."""
-        if self.down is not None or self.is_cutting:
+        if self.down is not None or self.is_cutting or self.is_held:
             return 0
-        return max(0, self.target - len(self.flights))
+        limit = min(self.target, _TRIAL) if self._is_on_trial else self.target
+        return max(0, limit - len(self.flights))
 
-    def trip(self, why: str) -> None:
-        """Note that the server failed; a connection that failed stops sending at once."""
-        now = self.clock.monotonic()
-        self._failures.append(now)
-        self._forget(now)
+    def trip(self, why: str, row: object) -> None:
+        """Note that a row's connection failed: nothing is sent until a probe is answered."""
+        self._note_failure(row)
+        self._take_down(why, self.clock.monotonic())
+
+    def note_server_error(self, why: str, row: object) -> None:
+        """Note a row's 5xx; several rows within seconds stop sending, then a few are tried."""
+        self._note_failure(row)
+        if self.is_failing_broadly:
+            self._is_on_trial = True
+            self._take_down(why, self.clock.monotonic() + self._delay_s)
+            self._delay_s = min(self._delay_s * 2, _LAST_PROBE_S)
+
+    def note_success(self) -> None:
+        """Note an answer: the server is well again."""
+        self._is_on_trial = False
+        self._delay_s = _FIRST_PROBE_S
+
+    def _take_down(self, why: str, probe_at: float) -> None:
         if self.down is None:
-            self.down = why
-            self._delay_s = _FIRST_PROBE_S
-            self._good = 0
-            self.probe_at = now
+            self.down, self.probe_at, self._good = why, probe_at, 0
 
-    def note_server_error(self, why: str) -> None:
-        """Note a 5xx; several within seconds stop sending."""
+    def _note_failure(self, row: object) -> None:
         now = self.clock.monotonic()
-        self._failures.append(now)
-        self._forget(now)
-        if len(self._failures) >= _MANY and self.down is None:
-            self.down = why
-            self._delay_s = _FIRST_PROBE_S
-            self._good = 0
-            self.probe_at = now + self._delay_s
-
-    def _forget(self, now: float) -> None:
-        while self._failures and self._failures[0] < now - _FAILURE_WINDOW_S:
+        self._failures.append((now, row))
+        while self._failures[0][0] < now - _FAILURE_WINDOW_S:
             self._failures.popleft()
 
     @property
     def is_failing_broadly(self) -> bool:
-        """Whether several requests failed within seconds: the server's fault, not a row's."""
-        return len(self._failures) >= _MANY
+        """Whether several rows failed within seconds: the server's fault, not a row's."""
+        return self._is_on_trial or len({row for _, row in self._failures}) >= _MANY
 
     async def is_alive(self) -> bool:
         """Ask the server; callers at the same time share one question."""
@@ -135,7 +143,8 @@ class ServerSlots:
             self._failures.clear()
             return True
         wait = _FIRST_PROBE_S if alive else self._delay_s
-        self._delay_s = _FIRST_PROBE_S if alive else min(self._delay_s * 2, _LAST_PROBE_S)
+        if not alive:
+            self._delay_s = min(self._delay_s * 2, _LAST_PROBE_S)
         self.probe_at = now + wait
         return False
 

@@ -13,6 +13,7 @@ from kvctl.core.domain.progress import (
     sum_lengths,
 )
 from kvctl.core.domain.run import Partition, PartitionState, Run, RunState
+from kvctl.core.domain.runfile import RunSpec
 from kvctl.core.runs.counters import PartitionCounters
 from kvctl.core.runs.journal import Journal
 from kvctl.core.runs.opening import OpenedRun
@@ -36,6 +37,23 @@ class Standing:
     disk_free_bytes: int | None
     now: float
     wall: float
+
+
+def unopened(spec: RunSpec, state: RunState, since: float) -> Run:
+    """Return a run of which nothing is read yet but its file."""
+    return Run(
+        name=spec.name,
+        path=spec.path,
+        output=spec.output,
+        state=state,
+        state_since=since,
+        reason="reading inputs and journal" if state is RunState.LOADING else "",
+        is_auto=spec.concurrency is None,
+        policy=spec.policy,
+        pause_above=spec.pause_above,
+        resume_below=spec.resume_below,
+        servers=spec.servers,
+    )
 
 
 def view_run(

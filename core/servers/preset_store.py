@@ -176,7 +176,7 @@ def _secret_value(secret: Secret, environment: Mapping[str, str]) -> str:
 
 def _toml_files(folder: Path) -> list[Path]:
     try:
-        return [path for path in folder.iterdir() if path.suffix == ".toml"]
+        return [path for path in folder.iterdir() if path.suffix == ".toml" and path.is_file()]
     except OSError:
         return []
 

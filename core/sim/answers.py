@@ -102,9 +102,9 @@ def _split(input_ids: Sequence[int]) -> tuple[int, int]:
     """
     value = _FNV_START
     for at, token in enumerate(input_ids):
-        if token >= FIRST_OUTPUT_ID and token == _first_token(value) and at:
-            if _is_start_of_answer(value, input_ids[at:]):
-                return at, value
+        is_candidate = at and token >= FIRST_OUTPUT_ID and token == _first_token(value)
+        if is_candidate and _is_start_of_answer(value, input_ids[at:]):
+            return at, value
         value = ((value ^ token) * _FNV_PRIME) & _MASK
     return len(input_ids), value
 

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -39,7 +40,7 @@ class Script:
     def paths(self) -> list[str]:
         return [request.url.path for request in self.asked]
 
-    def body(self) -> dict:
+    def body(self) -> Any:
         return json.loads(self.asked[-1].content)
 
 
@@ -55,7 +56,7 @@ def info_of(version: str) -> Answer:
     return ok({**INFO, "version": version})
 
 
-async def test_v1_loads_is_asked_alone_where_it_exists():
+async def test_v1_loads_is_asked_alone_where_it_exists() -> None:
     script = Script(v1__loads=ok(LOADS))
     server = engine(script)
     first, _ = await server.loads(), await server.loads()
@@ -63,7 +64,7 @@ async def test_v1_loads_is_asked_alone_where_it_exists():
     assert (first.source, first.ranks[0].running, first.version) == ("/v1/loads", 6, "0.5.23")
 
 
-async def test_the_ladder_is_climbed_once_and_remembered():
+async def test_the_ladder_is_climbed_once_and_remembered() -> None:
     script = Script(get_load=ok(OLD_LOAD), get_server_info=info_of("0.5.5"))
     server = engine(script)
     reading = await server.loads()
@@ -73,13 +74,13 @@ async def test_the_ladder_is_climbed_once_and_remembered():
     assert script.paths == ["/get_load"]
 
 
-async def test_without_any_load_endpoint_sizes_come_from_server_info():
+async def test_without_any_load_endpoint_sizes_come_from_server_info() -> None:
     reading = await engine(Script(get_server_info=info_of("0.4.6"))).loads()
     assert reading.source == "/server_info"
     assert (reading.ranks[0].pool_tokens, reading.ranks[0].running) == (4096, None)
 
 
-async def test_another_version_under_the_same_address_is_found_again():
+async def test_another_version_under_the_same_address_is_found_again() -> None:
     script = Script(v1__loads=ok(LOADS))
     server = engine(script)
     await server.loads()
@@ -87,7 +88,7 @@ async def test_another_version_under_the_same_address_is_found_again():
     assert (await server.loads()).source == "/get_load"
 
 
-async def test_the_deprecated_spelling_is_used_only_where_the_new_one_is_missing():
+async def test_the_deprecated_spelling_is_used_only_where_the_new_one_is_missing() -> None:
     script = Script(model_info=ok({"model_path": "/m", "served_model_name": "kimi"}))
     assert await engine(script).model_name() == "kimi"
     assert script.paths == ["/model_info"]
@@ -111,19 +112,19 @@ async def test_the_deprecated_spelling_is_used_only_where_the_new_one_is_missing
         (httpx.Response(404), "bad_answer"),
     ],
 )
-async def test_every_way_to_fail_has_its_cause(answer, cause):
+async def test_every_way_to_fail_has_its_cause(answer: Any, cause: str) -> None:
     with pytest.raises(ProbeFailed) as caught:
         await engine(Script(v1__loads=answer)).loads()
     assert caught.value.cause == cause
 
 
-async def test_metrics_that_are_not_mounted_are_off():
+async def test_metrics_that_are_not_mounted_are_off() -> None:
     with pytest.raises(ProbeFailed) as caught:
         await engine(Script()).metrics()
     assert caught.value.cause == "off"
 
 
-async def test_metrics_are_read_behind_the_redirect_of_older_versions():
+async def test_metrics_are_read_behind_the_redirect_of_older_versions() -> None:
     def redirect(request: httpx.Request) -> httpx.Response:
         return httpx.Response(307, headers={"location": "/metrics/"})
 
@@ -136,18 +137,18 @@ async def test_metrics_are_read_behind_the_redirect_of_older_versions():
 
 
 @pytest.mark.parametrize(("status", "wanted"), [(200, True), (503, False), (404, None)])
-async def test_ready_is_true_false_or_not_known_to_this_version(status, wanted):
+async def test_ready_is_true_false_or_not_known_to_this_version(status: int, wanted: Any) -> None:
     assert await engine(Script(ready=httpx.Response(status))).is_ready() is wanted
 
 
-async def test_pause_always_names_a_mode_that_keeps_the_requests():
+async def test_pause_always_names_a_mode_that_keeps_the_requests() -> None:
     script = Script(server_info=info_of("0.5.23"), pause_generation=ok({"status": "ok"}))
     await engine(script).pause("retract")
     assert script.body() == {"mode": "retract"}
 
 
 @pytest.mark.parametrize("mode", ["abort", "", "RETRACT"])
-async def test_pause_refuses_a_mode_that_aborts(mode):
+async def test_pause_refuses_a_mode_that_aborts(mode: str) -> None:
     script = Script(server_info=info_of("0.5.23"), pause_generation=ok({}))
     with pytest.raises(ValueError, match="keep the requests"):
         await engine(script).pause(mode)
@@ -155,7 +156,7 @@ async def test_pause_refuses_a_mode_that_aborts(mode):
 
 
 @pytest.mark.parametrize("version", ["0.4.9", "0.5.5", "", "unknown"])
-async def test_pause_is_never_sent_where_it_would_abort(version):
+async def test_pause_is_never_sent_where_it_would_abort(version: Any) -> None:
     script = Script(server_info=info_of(version), pause_generation=ok({}))
     with pytest.raises(ProbeFailed) as caught:
         await engine(script).pause("retract")
@@ -163,7 +164,7 @@ async def test_pause_is_never_sent_where_it_would_abort(version):
     assert "/pause_generation" not in script.paths
 
 
-async def test_pause_asks_again_for_the_version_after_the_server_was_gone():
+async def test_pause_asks_again_for_the_version_after_the_server_was_gone() -> None:
     script = Script(server_info=info_of("0.5.23"), pause_generation=ok({}), v1__loads=ok(LOADS))
     server = engine(script)
     await server.loads()
@@ -176,14 +177,14 @@ async def test_pause_asks_again_for_the_version_after_the_server_was_gone():
     assert caught.value.cause == "unsupported"
 
 
-async def test_an_empty_id_is_never_aborted():
+async def test_an_empty_id_is_never_aborted() -> None:
     script = Script(abort_request=httpx.Response(200))
     with pytest.raises(ValueError, match="every request"):
         await engine(script).abort("")
     assert script.asked == []
 
 
-async def test_abort_names_its_request_and_abort_all_says_so():
+async def test_abort_names_its_request_and_abort_all_says_so() -> None:
     script = Script(abort_request=lambda _: httpx.Response(200))
     server = engine(script)
     await server.abort("B1-000001.")
@@ -197,26 +198,26 @@ def capped(cap: int, version: str = "0.5.23") -> Answer:
     return ok({"version": version, "internal_states": [{name: cap}]})
 
 
-async def test_the_live_cap_is_what_was_read_back():
+async def test_the_live_cap_is_what_was_read_back() -> None:
     script = Script(server_info=capped(8), set_internal_state=ok([True]))
     assert await engine(script).set_live_cap(8) == 8
     posted = [r for r in script.asked if r.method == "POST"]
     assert json.loads(posted[0].content) == {"server_args": {"pp_max_micro_batch_size": 8}}
 
 
-async def test_a_cap_that_old_versions_pretend_to_accept_is_seen_by_reading_back():
+async def test_a_cap_that_old_versions_pretend_to_accept_is_seen_by_reading_back() -> None:
     script = Script(server_info=capped(16), set_internal_state=ok([True]))
     assert await engine(script).set_live_cap(8) == 16
 
 
-async def test_a_rejected_cap_is_a_failure():
+async def test_a_rejected_cap_is_a_failure() -> None:
     script = Script(server_info=capped(16), set_internal_state=ok([False]))
     with pytest.raises(ProbeFailed) as caught:
         await engine(script).set_live_cap(100000)
     assert caught.value.cause == "rejected"
 
 
-async def test_the_cap_has_its_old_name_before_0_5_4():
+async def test_the_cap_has_its_old_name_before_0_5_4() -> None:
     script = Script(get_server_info=capped(8, "0.5.2"), set_internal_state=ok([True]))
     assert await engine(script).set_live_cap(8) == 8
     posted = next(r for r in script.asked if r.method == "POST")
@@ -224,14 +225,14 @@ async def test_the_cap_has_its_old_name_before_0_5_4():
 
 
 @pytest.mark.parametrize("cap", [0, -1, True, 2.5, "8"])
-async def test_a_cap_that_is_no_count_is_not_sent(cap):
+async def test_a_cap_that_is_no_count_is_not_sent(cap: Any) -> None:
     script = Script()
     with pytest.raises(ValueError, match="whole number"):
         await engine(script).set_live_cap(cap)
     assert script.asked == []
 
 
-async def test_the_key_is_sent_and_never_told():
+async def test_the_key_is_sent_and_never_told() -> None:
     script = Script(v1__loads=httpx.Response(401))
     with pytest.raises(ProbeFailed) as caught:
         await engine(script, key="sk-secret").loads()
@@ -239,7 +240,7 @@ async def test_the_key_is_sent_and_never_told():
     assert "sk-secret" not in str(caught.value)
 
 
-async def test_a_throughput_of_zero_is_unknown_once_metrics_are_known_to_be_off():
+async def test_a_throughput_of_zero_is_unknown_once_metrics_are_known_to_be_off() -> None:
     zero = {"loads": [{**LOADS["loads"][0], "gen_throughput": 0.0}], "version": "0.5.23"}
     script = Script(v1__loads=ok(zero))
     server = engine(script)

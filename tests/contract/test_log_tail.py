@@ -2,6 +2,7 @@
 
 import os
 import resource
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "server.log"
 
 
-def test_a_file_that_does_not_exist_yet_is_read_from_its_first_line(path):
+def test_a_file_that_does_not_exist_yet_is_read_from_its_first_line(path: Path) -> None:
     tail = FileLogTail(str(path))
     assert tail.read_new() == []
     add(path, DECODE.format(n=1) + DECODE.format(n=2))
@@ -43,7 +44,7 @@ def test_a_file_that_does_not_exist_yet_is_read_from_its_first_line(path):
     assert tail.read_new() == []
 
 
-def test_what_was_there_before_is_backlog_and_what_comes_is_not(path):
+def test_what_was_there_before_is_backlog_and_what_comes_is_not(path: Path) -> None:
     add(path, DECODE.format(n=1))
     tail = FileLogTail(str(path))
     assert [r.is_backlog for r in tail.read_new()] == [True]
@@ -51,7 +52,7 @@ def test_what_was_there_before_is_backlog_and_what_comes_is_not(path):
     assert [r.is_backlog for r in tail.read_new()] == [False]
 
 
-def test_an_unfinished_line_waits_for_its_end(path):
+def test_an_unfinished_line_waits_for_its_end(path: Path) -> None:
     tail = FileLogTail(str(path))
     tail.read_new()
     line = DECODE.format(n=7)
@@ -61,7 +62,7 @@ def test_an_unfinished_line_waits_for_its_end(path):
     assert running(tail) == [7]
 
 
-def test_a_character_cut_between_two_reads_is_whole(path):
+def test_a_character_cut_between_two_reads_is_whole(path: Path) -> None:
     tail = FileLogTail(str(path))
     tail.read_new()
     data = "é漢\n".encode()
@@ -71,7 +72,7 @@ def test_a_character_cut_between_two_reads_is_whole(path):
     assert [r.text for r in tail.read_new()] == ["é漢"]
 
 
-def test_a_progress_bar_yields_each_state_that_is_reached_and_its_end_once(path):
+def test_a_progress_bar_yields_each_state_that_is_reached_and_its_end_once(path: Path) -> None:
     tail = FileLogTail(str(path))
     tail.read_new()
     bar = "Loading safetensors checkpoint shards:  {p}% Completed | {n}/4 [00:09<00:03]\r"
@@ -84,7 +85,7 @@ def test_a_progress_bar_yields_each_state_that_is_reached_and_its_end_once(path)
     assert [r.number_of("shards_done") for r in tail.read_new()] == [4]
 
 
-def test_rotation_by_rename_loses_no_line(path):
+def test_rotation_by_rename_loses_no_line(path: Path) -> None:
     tail = FileLogTail(str(path))
     tail.read_new()
     add(path, DECODE.format(n=1))
@@ -97,7 +98,7 @@ def test_rotation_by_rename_loses_no_line(path):
     assert [(r.number, r.number_of("running")) for r in tail.read_new()] == [(2, 4)]
 
 
-def test_a_writer_that_goes_on_in_the_renamed_file_is_followed(path):
+def test_a_writer_that_goes_on_in_the_renamed_file_is_followed(path: Path) -> None:
     tail = FileLogTail(str(path))
     tail.read_new()
     add(path, DECODE.format(n=1))
@@ -108,7 +109,7 @@ def test_a_writer_that_goes_on_in_the_renamed_file_is_followed(path):
     assert running(tail) == [2]
 
 
-def test_truncation_starts_over(path):
+def test_truncation_starts_over(path: Path) -> None:
     tail = FileLogTail(str(path))
     add(path, DECODE.format(n=1) * 3)
     tail.read_new()
@@ -116,7 +117,7 @@ def test_truncation_starts_over(path):
     assert running(tail) == [2]
 
 
-def test_a_file_rewritten_to_more_than_its_old_size_is_noticed(path):
+def test_a_file_rewritten_to_more_than_its_old_size_is_noticed(path: Path) -> None:
     add(path, DECODE.format(n=1) * 3)
     tail = FileLogTail(str(path))
     tail.read_new()
@@ -126,7 +127,7 @@ def test_a_file_rewritten_to_more_than_its_old_size_is_noticed(path):
     assert running(tail) == [9] * 5
 
 
-def test_a_file_that_was_deleted_is_found_again(path):
+def test_a_file_that_was_deleted_is_found_again(path: Path) -> None:
     tail = FileLogTail(str(path))
     add(path, DECODE.format(n=1))
     tail.read_new()
@@ -136,7 +137,7 @@ def test_a_file_that_was_deleted_is_found_again(path):
     assert running(tail) == [2]
 
 
-def test_a_big_file_is_entered_near_its_end_on_a_whole_line(path):
+def test_a_big_file_is_entered_near_its_end_on_a_whole_line(path: Path) -> None:
     add(path, DECODE.format(n=1) * 100 + DECODE.format(n=5))
     tail = FileLogTail(str(path), attach_bytes=150)
     records = tail.read_new()
@@ -145,7 +146,7 @@ def test_a_big_file_is_entered_near_its_end_on_a_whole_line(path):
     assert len(records) == 2
 
 
-def test_an_endless_line_is_kept_in_bounded_size(path):
+def test_an_endless_line_is_kept_in_bounded_size(path: Path) -> None:
     tail = FileLogTail(str(path))
     tail.read_new()
     for _ in range(40):
@@ -157,7 +158,7 @@ def test_an_endless_line_is_kept_in_bounded_size(path):
     assert records[1].number_of("running") == 1
 
 
-def test_foreign_bytes_do_not_stop_it(path):
+def test_foreign_bytes_do_not_stop_it(path: Path) -> None:
     tail = FileLogTail(str(path))
     tail.read_new()
     add(path, b"\xff\xfe\x00\x1b[2J\n" + DECODE.format(n=1).encode())
@@ -165,12 +166,12 @@ def test_foreign_bytes_do_not_stop_it(path):
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
-def test_a_path_that_is_no_file_is_left_alone(path, make):
+def test_a_path_that_is_no_file_is_left_alone(path: Path, make: Callable[[Path], None]) -> None:
     make(path)
     assert FileLogTail(str(path)).read_new() == []
 
 
-def test_the_start_up_of_the_last_launch_is_found_behind_a_long_run(path):
+def test_the_start_up_of_the_last_launch_is_found_behind_a_long_run(path: Path) -> None:
     first = LAUNCH + "max_total_num_tokens=1, max_running_requests=1\n" + READY
     second = LAUNCH + "max_total_num_tokens=4096, max_running_requests=8\n" + READY
     add(path, first + DECODE.format(n=1) * 10 + second + DECODE.format(n=2) * 100_000)
@@ -180,16 +181,16 @@ def test_the_start_up_of_the_last_launch_is_found_behind_a_long_run(path):
     assert all(r.is_backlog for r in records)
 
 
-def test_the_start_up_of_a_file_from_its_beginning_has_line_numbers(path):
+def test_the_start_up_of_a_file_from_its_beginning_has_line_numbers(path: Path) -> None:
     add(path, LAUNCH + READY)
     assert [r.number for r in FileLogTail(str(path)).startup_records()] == [1, 2]
 
 
-def test_a_missing_file_has_no_start_up(path):
+def test_a_missing_file_has_no_start_up(path: Path) -> None:
     assert FileLogTail(str(path)).startup_records() == ()
 
 
-def test_attaching_to_a_gigabyte_reads_its_end_only(path):
+def test_attaching_to_a_gigabyte_reads_its_end_only(path: Path) -> None:
     add(path, LAUNCH)
     with path.open("r+b") as file:
         file.truncate(1 << 30)

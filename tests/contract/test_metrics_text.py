@@ -2,16 +2,18 @@
 
 import gzip
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kvctl.core.domain.rates import rate
+from kvctl.core.domain.telemetry import MetricsReading
 from kvctl.core.probes.metrics_text import parse_metrics
 
 DATA = Path(__file__).parents[1] / "data"
 
 
-def read(name: str, at: float = 0.0):
+def read(name: str, at: float = 0.0) -> MetricsReading:
     path = DATA / name
     text = gzip.decompress(path.read_bytes()).decode() if path.suffix == ".gz" else path.read_text()
     return parse_metrics(text, at)
@@ -28,7 +30,7 @@ GOLDEN = {
 
 
 @pytest.mark.parametrize(("name", "wanted"), GOLDEN.items(), ids=GOLDEN)
-def test_a_recorded_answer_gives_its_load(name, wanted):
+def test_a_recorded_answer_gives_its_load(name: str, wanted: Any) -> None:
     got = read(name)
     figures = (
         got.gauges["num_running_reqs"],
@@ -41,7 +43,7 @@ def test_a_recorded_answer_gives_its_load(name, wanted):
     assert "fwd_occupancy" not in got.gauges  # it is NaN while idle
 
 
-def test_the_metric_names_that_are_relied_upon_exist_in_the_recording():
+def test_the_metric_names_that_are_relied_upon_exist_in_the_recording() -> None:
     got = read("sglang-0.5.23/metrics_end.txt")
     counters = {
         "realtime_tokens_total.decode",
@@ -64,7 +66,7 @@ def test_the_metric_names_that_are_relied_upon_exist_in_the_recording():
     assert gauges <= got.gauges.keys()
 
 
-def test_o4_busy_ranks_add_and_the_idle_gauge_is_belied_by_the_counter():
+def test_o4_busy_ranks_add_and_the_idle_gauge_is_belied_by_the_counter() -> None:
     busy = read("cases/o04-dp-busy.metrics", 0.0)
     after_5 = read("cases/o04-dp-idle-5s-later.metrics", 5.0)
     after_10 = read("cases/o04-dp-idle-10s-later.metrics", 10.0)
@@ -77,7 +79,7 @@ def test_o4_busy_ranks_add_and_the_idle_gauge_is_belied_by_the_counter():
     assert after_10.gauges["gen_throughput"] == pytest.approx(405.77)  # stale, as it says
 
 
-def test_o5_odd_values_cost_themselves_only():
+def test_o5_odd_values_cost_themselves_only() -> None:
     got = read("cases/o05-odd-values.metrics")
     assert got.gauges == {
         "num_running_reqs": 7,
@@ -89,6 +91,6 @@ def test_o5_odd_values_cost_themselves_only():
     assert got.bad_lines == 1
 
 
-def test_an_answer_with_unknown_names_has_no_figures_but_says_so():
+def test_an_answer_with_unknown_names_has_no_figures_but_says_so() -> None:
     got = parse_metrics("other_running 4\n", 0.0)
     assert got.gauges == {} and got.foreign_samples == 1

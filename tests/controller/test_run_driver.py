@@ -1,6 +1,7 @@
 """The run driver against a fake server on a manual clock: nothing lost, nothing twice."""
 
 import asyncio
+import functools
 from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from tests.fakes.generator import FakeGenerator, full_answer, reply_error
 from tests.fakes.runs import answered, answers, ids_rows, inline, write_run
 
 from kvctl.core.clock import ManualClock
-from kvctl.core.domain.errors import CommandRefused
+from kvctl.core.domain.errors import CommandRefused, KvctlError
 from kvctl.core.domain.run import PartitionState, RunState
 from kvctl.core.ports import GenerateReply, GenerateRequest, TransportFailed
 from kvctl.core.runs.driver import RunDriver
@@ -20,6 +21,10 @@ from kvctl.core.runs.pump import RunHooks
 from kvctl.core.runs.runfile import load_run
 from kvctl.core.runs.slots import ServerFacts
 from kvctl.core.runs.verify import verify
+
+
+def as_it_is(server: FakeGenerator) -> FakeGenerator:
+    return server
 
 
 class Bench:
@@ -40,7 +45,7 @@ class Bench:
         driver = RunDriver(
             load_run(self.folder / "run.toml"),
             self.clock,
-            [lambda s=s: s for s in used],
+            [functools.partial(as_it_is, s) for s in used],
             hooks,
             options=OpenOptions(**more),
             offload=inline,
@@ -410,6 +415,80 @@ async def test_a_key_that_is_refused_holds_the_run_and_fails_no_row(bench: Bench
     driver.resume()
     await bench.finish(driver)
     assert driver.view(0).done == 10
+
+
+async def test_a_server_that_fails_with_500_burns_no_row_and_is_tried_with_few(
+    bench: Bench,
+) -> None:
+    write_run(bench.folder, {"B1": ids_rows(60)}, concurrency=20)
+    bench.server.judge = lambda request: reply_error(500, "boom")
+    driver = await bench.begin()
+    await bench.clock.advance(120)
+    view = driver.view(bench.clock.monotonic())
+    assert (view.state, view.failed) == (RunState.HOLDING, 0)
+    assert "boom" in view.reason
+    assert len(bench.server.requests) < 60
+    bench.server.judge = lambda request: None
+    await bench.clock.advance(120)
+    assert bench.server.peak == 20
+    await bench.finish(driver)
+    assert driver.view(0).done == 60
+
+
+async def test_one_row_that_always_gives_500_fails_alone(bench: Bench) -> None:
+    write_run(bench.folder, {"B1": ids_rows(6)}, concurrency=2)
+    bench.server.judge = lambda request: (
+        reply_error(500, "no room") if (request.input_ids or (0,))[0] == 2 else None
+    )
+    driver = await bench.begin()
+    await bench.finish(driver)
+    assert (driver.view(0).done, driver.view(0).failed) == (5, 1)
+
+
+async def test_a_held_server_shows_its_target_and_is_not_sent_to(bench: Bench) -> None:
+    write_run(bench.folder, {"B1": ids_rows(40)})
+    driver = await bench.begin()
+    driver.set_target(9, is_held=True, note="KV-bound, not submitting")
+    await bench.clock.advance(6)
+    view = driver.view(bench.clock.monotonic())
+    assert (view.state, view.target, view.in_flight) == (RunState.RUNNING, 9, 0)
+    assert view.reason == "KV-bound, not submitting"
+    driver.set_target(9)
+    await bench.clock.advance(0.1)
+    assert driver.in_flight() == 9
+
+
+async def test_a_folder_of_another_client_is_refused_and_not_touched(bench: Bench) -> None:
+    write_run(bench.folder, {"B1": ids_rows(4)})
+    theirs = bench.folder / "out" / "raw_responses.jsonl"
+    theirs.parent.mkdir()
+    theirs.write_text('{"id": "r001", "text": "torn')
+    with pytest.raises(CommandRefused, match=r"not written by this run.*done_from"):
+        await bench.begin()
+    assert theirs.read_text() == '{"id": "r001", "text": "torn'
+
+
+async def test_answers_in_another_file_count_as_done(bench: Bench) -> None:
+    write_run(bench.folder, {"B1": ids_rows(4)}, run='done_from = ["old.jsonl"]')
+    old = bench.folder / "old.jsonl"
+    old.write_text(
+        '{"id": "r001", "text": "good", "finish_reason": "stop"}\n'
+        '{"id": "r002", "text": "", "finish_reason": "abort"}\n'
+    )
+    driver = await bench.begin()
+    assert driver.view(0).done == 1
+    await bench.finish(driver)
+    assert answered(bench.folder) == ["r002", "r003", "r004"]
+    report = verify(driver.spec)
+    assert report.is_exact and (report.done, report.elsewhere) == (4, 1)
+
+
+async def test_an_unwritable_output_is_one_clear_line(bench: Bench) -> None:
+    write_run(bench.folder, {"B1": ids_rows(4)})
+    (bench.folder / "out").write_text("a file")
+    with pytest.raises(KvctlError, match="cannot be written") as caught:
+        await bench.begin()
+    assert "\n" not in str(caught.value)
 
 
 async def test_an_id_the_server_still_knows_gets_another(bench: Bench) -> None:

@@ -1,8 +1,10 @@
 """The panel's life in a real terminal: opening, leaving, hanging up, odd sizes and locales."""
 
 import os
+import platform
 import signal
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -43,9 +45,9 @@ def test_leaving_the_panel_stops_nothing(
 
 @pytest.mark.parametrize("how", ["hang up", "SIGHUP", "SIGTERM"])
 def test_a_lost_terminal_ends_the_panel_within_a_second_and_nothing_else(
-    panel: OpenPanel, kvctld: DaemonInfo, paths: DaemonPaths, how: str
+    panel: OpenPanel, kvctld: DaemonInfo, paths: DaemonPaths, tmp_path: Path, how: str
 ) -> None:
-    terminal = panel()
+    terminal = panel(TMPDIR=str(tmp_path))
     terminal.wait_for(HOST)
     if how == "hang up":
         terminal.hang_up()
@@ -54,6 +56,8 @@ def test_a_lost_terminal_ends_the_panel_within_a_second_and_nothing_else(
     begin = time.monotonic()
     terminal.wait_exit()
     assert time.monotonic() - begin < 3.0  # 1 s on a quiet machine
+    errors = [*tmp_path.rglob("*errors.log")]
+    assert not errors, errors[0].read_text()
     if how != "hang up":
         assert not terminal.is_raw()
         assert "Traceback" not in terminal.text
@@ -115,13 +119,17 @@ def test_without_colour_no_cell_hides_its_text(panel: OpenPanel) -> None:
     assert not hidden
 
 
-def test_a_restarted_kvctld_is_found_again_by_itself(
+def test_after_a_crash_of_kvctld_the_panel_starts_another_and_goes_on(
     panel: OpenPanel, kvctld: DaemonInfo, paths: DaemonPaths
 ) -> None:
-    terminal = panel()
+    terminal = panel(KVCTL_FIND="0")
     terminal.wait_for(HOST)
     os.kill(kvctld.pid, signal.SIGKILL)
-    terminal.wait_for("kvctld")
+    # The one that follows is the real kvctld, so the picture is that of this host.
+    terminal.wait_gone(HOST)
+    terminal.wait_for(platform.node()[:8])
+    after = spawn.running(paths)
+    assert after is not None and after.pid != kvctld.pid
     terminal.send("q")
     assert terminal.wait_exit() == 0
 

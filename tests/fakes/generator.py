@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from kvctl.core.clock import Clock
 from kvctl.core.ports import GenerateReply, GenerateRequest, TransportFailed
@@ -80,8 +81,9 @@ class FakeGenerator:
         self.peak = max(self.peak, len(self.running))
         started = self.clock.monotonic()
         timer = asyncio.ensure_future(self.clock.sleep(wanted / self.speed))
+        both: list[asyncio.Future[Any]] = [timer, end]
         try:
-            await asyncio.wait({timer, end}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         finally:
             timer.cancel()
             self.running.pop(request.rid, None)

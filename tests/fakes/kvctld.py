@@ -3,6 +3,7 @@
 For tests that need another process (kill -9, SIGHUP, the CLI) but no host behind it.
 """
 
+import asyncio
 import sys
 from pathlib import Path
 
@@ -24,6 +25,8 @@ class Scripted(FakeController):
             return Outcome(4, "rule 1 refuses it: no fp8", ("kv-cache-dtype = fp8_e4m3",))
         if isinstance(command, StartServer) and command.preset == "crash":
             raise ZeroDivisionError("by request")
+        if isinstance(command, StartServer) and command.preset == "forever":
+            await asyncio.Event().wait()
         return Outcome(0, "done", ("what was seen",))
 
 

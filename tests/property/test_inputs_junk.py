@@ -19,10 +19,11 @@ values = st.recursive(
     scalars,
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
 )
-keys = st.sampled_from(
-    ["id", "prompt", "text", "question", "messages", "input_ids", "conversations", "custom_id"]
-    + ["body", "role", "content", "from", "value", "sampling_params", "finish_reason", "meta_info"]
+NAMES = (
+    "id prompt text question messages input_ids conversations custom_id body role content from "
+    "value sampling_params finish_reason meta_info"
 )
+keys = st.sampled_from(NAMES.split())
 rows = st.dictionaries(keys, values, max_size=5)
 
 

@@ -109,15 +109,16 @@ from kvctl.core.clock import RealClock
 from kvctl.core.runs.journal import Journal, RESPONSES
 from kvctl.core.runs.records import line_of
 
+def line(n):
+    return line_of({"v": 1, "id": f"r{n}", "partition": "B", "output_ids": list(range(2000)),
+                    "completion_tokens": 2000, "finish_reason": {"type": "stop"}})
+
 async def main():
     journal = Journal(Path(sys.argv[1]), RealClock())
     journal.start()
     n = int(sys.argv[2])
     while True:
-        futures = [journal.append(RESPONSES, line_of({
-            "v": 1, "id": f"r{i}", "partition": "B", "output_ids": list(range(2000)),
-            "completion_tokens": 2000, "finish_reason": {"type": "stop"}})) for i in range(n, n + 20)]
-        await asyncio.gather(*futures)
+        await asyncio.gather(*(journal.append(RESPONSES, line(i)) for i in range(n, n + 20)))
         n += 20
         print(n, flush=True)
 

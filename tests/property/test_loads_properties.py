@@ -1,5 +1,7 @@
 """No JSON makes the load and server-info readers raise or invent a number."""
 
+from typing import Any
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -41,7 +43,7 @@ JSON = st.recursive(
 
 
 @given(JSON)
-def test_any_json_gives_counts_from_zero_up_or_none(answer):
+def test_any_json_gives_counts_from_zero_up_or_none(answer: Any) -> None:
     for reading in (
         parse_v1_loads(answer, 0.0, 0.0, has_metrics=None),
         parse_get_load(answer, 0.0, 0.0, None),
@@ -52,6 +54,6 @@ def test_any_json_gives_counts_from_zero_up_or_none(answer):
 
 
 @given(JSON)
-def test_any_json_gives_a_server_description_or_none(answer):
+def test_any_json_gives_a_server_description_or_none(answer: Any) -> None:
     info = parse_server_info(answer, 0.0)
     assert info is None or info.pool_tokens is None or info.pool_tokens >= 0

@@ -42,7 +42,7 @@ LINES = st.one_of(st.text(), st.lists(WORDS | st.text(max_size=4), max_size=20).
 
 
 @given(LINES)
-def test_any_line_parses_to_finite_numbers_and_harmless_text(line):
+def test_any_line_parses_to_finite_numbers_and_harmless_text(line: str) -> None:
     record = parse_line(line)
     assert all(math.isfinite(value) for _, value in record.fields)
     assert len(record.text) <= 2000
@@ -50,7 +50,7 @@ def test_any_line_parses_to_finite_numbers_and_harmless_text(line):
 
 
 @given(LINES)
-def test_a_batch_line_has_only_numbers_that_stand_in_it(line):
+def test_a_batch_line_has_only_numbers_that_stand_in_it(line: str) -> None:
     record = parse_line(line)
     if record.kind in (LogKind.DECODE, LogKind.PREFILL):
         digits = [float(n) for n in re.findall(r"\d+(?:\.\d+)?", record.text)]
@@ -60,13 +60,13 @@ def test_a_batch_line_has_only_numbers_that_stand_in_it(line):
 
 
 @given(st.lists(LINES, max_size=30))
-def test_any_log_folds_into_a_start_and_a_judgement(lines):
+def test_any_log_folds_into_a_start_and_a_judgement(lines: list[str]) -> None:
     records = [parse_line(line, number) for number, line in enumerate(lines, 1)]
     fold_startup(StartupProgress(), records, 1.0)
     failure_of(records)
 
 
 @given(st.text())
-def test_cleaning_twice_changes_nothing(line):
+def test_cleaning_twice_changes_nothing(line: str) -> None:
     once = parse_line(line).text
     assert parse_line(once).text == once

@@ -2,6 +2,7 @@
 
 import calendar
 from dataclasses import replace
+from typing import Any
 
 from kvctl.core.domain.events import Event
 from kvctl.core.domain.figures import Figure, unknown
@@ -61,7 +62,7 @@ def device(index: int, used_gib: float, util: float, celsius: int, watts: int) -
     )
 
 
-def holder(index: int, pid: int, kind: HolderKind = HolderKind.RANK, **changes: object) -> Holder:
+def holder(index: int, pid: int, kind: HolderKind = HolderKind.RANK, **changes: Any) -> Holder:
     base = Holder(
         gpu_uuid=f"GPU-{index}",
         gpu_index=index,
@@ -114,9 +115,7 @@ LEFTOVER_GPUS = replace(
 )
 
 
-def partition(
-    name: str, state: PartitionState, total: int, done: int, **changes: object
-) -> Partition:
+def partition(name: str, state: PartitionState, total: int, done: int, **changes: Any) -> Partition:
     base = Partition(
         name=name,
         state=state,

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 from kvctl.core.domain.steady import (
@@ -15,33 +16,41 @@ from kvctl.core.domain.steady import (
 DATA = Path(__file__).parents[1] / "data"
 
 
-def fold(samples, state=None, pool=4096) -> Steadiness:
+def fold(
+    samples: Iterable[LoadSample], state: Steadiness | None = None, pool: int = 4096
+) -> Steadiness:
     state = state or Steadiness()
     for sample in samples:
         state = fold_sample(state, sample, pool)
     return state
 
 
-def level(start: float, end: float, running=60.0, queued=20.0, usage=0.92):
+def level(
+    start: float,
+    end: float,
+    running: float = 60.0,
+    queued: float = 20.0,
+    usage: float = 0.92,
+) -> list[LoadSample]:
     return [LoadSample(t, running, queued, usage) for t in _seconds(start, end)]
 
 
-def _seconds(start: float, end: float):
+def _seconds(start: float, end: float) -> list[float]:
     return [start + i for i in range(int(end - start))]
 
 
-def test_a_level_load_is_steady_after_a_minute_and_not_before():
+def test_a_level_load_is_steady_after_a_minute_and_not_before() -> None:
     assert fold(level(0, 50)).since is None
     steady = fold(level(0, 80))
     assert steady.since is not None and 50 <= steady.since <= 61
 
 
-def test_steady_since_does_not_move_while_it_stays_steady():
+def test_steady_since_does_not_move_while_it_stays_steady() -> None:
     first = fold(level(0, 70))
     assert fold(level(70, 300), first).since == first.since
 
 
-def test_a_burst_is_never_steady_however_slowly_usage_rises():
+def test_a_burst_is_never_steady_however_slowly_usage_rises() -> None:
     rising = [LoadSample(t, 60, 20, 0.2 + 0.004 * t) for t in _seconds(0, 180)]
     state = Steadiness()
     for sample in rising:
@@ -49,21 +58,21 @@ def test_a_burst_is_never_steady_however_slowly_usage_rises():
         assert state.since is None
 
 
-def test_no_load_is_not_steady():
+def test_no_load_is_not_steady() -> None:
     assert fold(level(0, 120, running=0, queued=0, usage=0.0)).since is None
 
 
-def test_a_gap_in_the_samples_ends_it():
+def test_a_gap_in_the_samples_ends_it() -> None:
     steady = fold(level(0, 70))
     assert fold(level(85, 90), steady).since is None
 
 
-def test_too_few_samples_are_not_steady():
+def test_too_few_samples_are_not_steady() -> None:
     sparse = [LoadSample(t * 6.0, 60, 20, 0.9) for t in range(30)]
     assert fold(sparse).since is None
 
 
-def test_a_change_of_target_of_the_pool_or_a_break_starts_over():
+def test_a_change_of_target_of_the_pool_or_a_break_starts_over() -> None:
     steady = fold(level(0, 70))
     assert fold_target(steady, 64).since is None
     assert fold_target(fold_target(steady, 64), 64) == fold_target(steady, 64)
@@ -71,12 +80,12 @@ def test_a_change_of_target_of_the_pool_or_a_break_starts_over():
     assert fold(level(70, 72), steady, pool=8192).since is None
 
 
-def test_memory_stays_bounded_however_often_it_is_sampled():
+def test_memory_stays_bounded_however_often_it_is_sampled() -> None:
     dense = [LoadSample(t / 50, 60, 20, 0.9) for t in range(10_000)]
     assert len(fold(dense).samples) <= 255
 
 
-def test_the_recorded_runs_are_steady_at_their_plateau_and_never_while_they_ramp():
+def test_the_recorded_runs_are_steady_at_their_plateau_and_never_while_they_ramp() -> None:
     path = DATA / "sglang-0.5.17" / "law.samples.jsonl.gz"
     rows = [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
     for phase in ("auto1", "fixed150", "fixed72", "auto2"):

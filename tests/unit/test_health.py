@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,13 +26,17 @@ BUSY = HealthInputs(
 IDLE = replace(BUSY, running=0, queued=0, busy_since=None)
 
 
-def state_of(inputs: HealthInputs, now: float = 100.0, previous: ServerState | None = None):
+def state_of(
+    inputs: HealthInputs, now: float = 100.0, previous: ServerState | None = None
+) -> ServerState:
     return assess(inputs, previous, now)[0]
 
 
 def _replay(name: str) -> list[tuple[float, ServerState, str]]:
     """Return time, state and reason of every row, through the same folds as a real server's."""
-    decode, previous, seen = DecodeState(), None, []
+    decode = DecodeState()
+    previous: ServerState | None = None
+    seen: list[tuple[float, ServerState, str]] = []
     for row in json.loads((CASES / name).read_text()):
         at = float(row["t"])
         rank = RankLoad(0, None, row["running"], row["queue"], *[None] * 6)
@@ -59,33 +64,33 @@ def _replay(name: str) -> list[tuple[float, ServerState, str]]:
     return seen
 
 
-def test_o13_a_stall_behind_a_healthy_answer_is_told_in_time_and_not_early():
+def test_o13_a_stall_behind_a_healthy_answer_is_told_in_time_and_not_early() -> None:
     states = {at: state for at, state, _ in _replay("o13-health-200-stalled.json")}
     assert all(state is ServerState.DECODING for at, state in states.items() if 0 < at <= 60)
     assert all(state is not ServerState.STALLED for at, state in states.items() if at <= 100)
     assert all(state is ServerState.STALLED for at, state in states.items() if at >= 120)
 
 
-def test_o13_a_stall_says_what_was_seen():
+def test_o13_a_stall_says_what_was_seen() -> None:
     reasons = {at: reason for at, _, reason in _replay("o13-health-200-stalled.json")}
     assert reasons[120] == "no token for 60 s while 0 run, 9 wait"
 
 
-def test_o13_a_long_prefill_is_busy_and_never_stalled_or_dead():
+def test_o13_a_long_prefill_is_busy_and_never_stalled_or_dead() -> None:
     states = [state for at, state, _ in _replay("o13-health-503-prefill.json") if at >= 10]
     assert set(states) == {ServerState.BUSY_PREFILL}
 
 
-def test_a_start_is_starting_with_its_step_until_it_is_ready():
+def test_a_start_is_starting_with_its_step_until_it_is_ready() -> None:
     inputs = HealthInputs(is_process_alive=True, startup="weights 3/8", probe_cause="refused")
     assert assess(inputs, None, 5.0) == (ServerState.STARTING, "weights 3/8")
 
 
-def test_an_adopted_server_that_answers_is_ready_without_a_ready_line():
+def test_an_adopted_server_that_answers_is_ready_without_a_ready_line() -> None:
     assert state_of(replace(IDLE, is_ready_seen=False)) is ServerState.IDLE
 
 
-def test_a_remote_server_without_an_answer_is_unreachable():
+def test_a_remote_server_without_an_answer_is_unreachable() -> None:
     assert state_of(HealthInputs(probe_cause="refused: x")) is ServerState.UNREACHABLE
 
 
@@ -98,81 +103,88 @@ def test_a_remote_server_without_an_answer_is_unreachable():
         ({}, ServerState.FAILED),
     ],
 )
-def test_an_ended_process_failed_unless_it_was_told_to_stop(change, wanted):
+def test_an_ended_process_failed_unless_it_was_told_to_stop(
+    change: dict[str, Any], wanted: Any
+) -> None:
     assert state_of(replace(BUSY, is_process_alive=False, **change)) is wanted
 
 
-def test_a_failure_line_of_a_living_start_is_failed():
+def test_a_failure_line_of_a_living_start_is_failed() -> None:
     inputs = HealthInputs(is_process_alive=True, failure=Failure("the port is already in use"))
     assert state_of(inputs) is ServerState.FAILED
 
 
-def test_a_failure_line_of_a_server_that_makes_tokens_is_not_its_end():
+def test_a_failure_line_of_a_server_that_makes_tokens_is_not_its_end() -> None:
     assert state_of(replace(BUSY, failure=Failure("a request failed"))) is ServerState.DECODING
 
 
-def test_a_stop_is_stopping_and_a_drain_is_draining():
+def test_a_stop_is_stopping_and_a_drain_is_draining() -> None:
     assert state_of(replace(BUSY, is_stop_asked=True)) is ServerState.STOPPING
     state, reason = assess(replace(BUSY, is_draining=True), None, 100.0)
     assert state is ServerState.DRAINING and "11 requests left" in reason
 
 
-def test_our_own_pause_is_paused_and_never_stalled():
+def test_our_own_pause_is_paused_and_never_stalled() -> None:
     paused = replace(BUSY, is_paused_by_us=True, is_frozen=True, frozen_since=100.0)
     assert state_of(paused, now=10_000.0) is ServerState.PAUSED
 
 
-def test_decoding_beside_prefill_is_decoding():
+def test_decoding_beside_prefill_is_decoding() -> None:
     assert state_of(replace(BUSY, prefill_at=100.0)) is ServerState.DECODING
 
 
-def test_a_late_answer_is_not_death_while_tokens_are_made():
+def test_a_late_answer_is_not_death_while_tokens_are_made() -> None:
     late = replace(BUSY, probe_cause="timeout", progress_at=128.0, decode_at=128.0)
     assert state_of(late, now=130.0) is ServerState.DECODING
 
 
-def test_one_missed_answer_is_not_unreachable():
+def test_one_missed_answer_is_not_unreachable() -> None:
     assert state_of(replace(IDLE, probe_cause="timeout"), now=105.0) is ServerState.IDLE
 
 
-def test_no_answer_and_no_token_is_unreachable_and_says_for_how_long():
+def test_an_old_answer_is_not_told_as_one_of_now() -> None:
+    _, reason = assess(replace(IDLE, probe_cause="timeout"), ServerState.IDLE, 105.0)
+    assert reason.endswith("last answer 5 s ago")
+
+
+def test_no_answer_and_no_token_is_unreachable_and_says_for_how_long() -> None:
     state, reason = assess(replace(BUSY, probe_cause="refused: x"), ServerState.DECODING, 130.0)
     assert (state, reason) == (ServerState.UNREACHABLE, "no answer for 30 s: refused: x")
 
 
-def test_no_old_state_is_shown_as_live_within_five_seconds_of_a_freeze():
+def test_no_old_state_is_shown_as_live_within_five_seconds_of_a_freeze() -> None:
     frozen = replace(BUSY, is_frozen=True, frozen_since=100.0)
     state, reason = assess(frozen, ServerState.DECODING, 105.0)
     assert state is ServerState.DECODING and reason.startswith("no progress for 5 s")
 
 
-def test_a_freeze_that_lasts_is_stalled():
+def test_a_freeze_that_lasts_is_stalled() -> None:
     frozen = replace(BUSY, is_frozen=True, frozen_since=100.0)
     assert state_of(frozen, 144.0, ServerState.DECODING) is ServerState.DECODING
     assert state_of(frozen, 146.0, ServerState.DECODING) is ServerState.STALLED
 
 
-def test_an_idle_server_that_freezes_is_judged_from_the_freeze_on():
+def test_an_idle_server_that_freezes_is_judged_from_the_freeze_on() -> None:
     frozen = replace(IDLE, is_frozen=True, frozen_since=5000.0, progress_at=100.0)
     assert state_of(frozen, 5010.0, ServerState.IDLE) is ServerState.IDLE
     assert state_of(frozen, 5050.0, ServerState.IDLE) is ServerState.STALLED
 
 
-def test_a_request_after_a_long_idle_time_is_not_stalled_at_once():
+def test_a_request_after_a_long_idle_time_is_not_stalled_at_once() -> None:
     woken = replace(BUSY, progress_at=100.0, decode_at=100.0, busy_since=5000.0)
     assert state_of(woken, 5001.0, ServerState.IDLE) is not ServerState.STALLED
     assert state_of(woken, 5046.0, ServerState.DECODING) is ServerState.STALLED
 
 
-def test_the_time_without_a_token_that_counts_as_a_stall_can_be_chosen():
+def test_the_time_without_a_token_that_counts_as_a_stall_can_be_chosen() -> None:
     assert state_of(replace(BUSY, stall_after_s=30.0), now=131.0) is ServerState.STALLED
 
 
-def test_a_stall_ends_with_the_next_token():
+def test_a_stall_ends_with_the_next_token() -> None:
     moving = replace(BUSY, progress_at=150.0, decode_at=150.0)
     assert state_of(moving, 150.0, ServerState.STALLED) is ServerState.DECODING
 
 
-def test_a_version_without_counts_is_never_called_stalled():
+def test_a_version_without_counts_is_never_called_stalled() -> None:
     blind = replace(BUSY, running=None, queued=None, busy_since=None)
     assert state_of(blind, now=5000.0) is ServerState.IDLE

@@ -56,8 +56,8 @@ def test_the_sample_prompts_are_detected_and_read_whole(
 
 
 def test_a_chat_is_rendered_by_the_models_template(model: ModelFacts, tmp_path: Path) -> None:
-    rows = [{"id": "a", "messages": [{"role": "user", "content": "hi"}]}]
-    found = index(write_rows(tmp_path / "m.jsonl", list(rows)), facts=model)
+    rows: list[dict[str, object]] = [{"id": "a", "messages": [{"role": "user", "content": "hi"}]}]
+    found = index(write_rows(tmp_path / "m.jsonl", rows), facts=model)
     user, end, assistant = (
         256 + SPECIAL_TOKENS.index(t) for t in ("<|user|>", "<|end|>", "<|assistant|>")
     )
@@ -117,7 +117,7 @@ def test_conversations_drop_the_answers_at_their_end(model: ModelFacts, tmp_path
 
 
 def test_an_openai_batch_line_brings_its_own_sampling(tmp_path: Path) -> None:
-    row = {
+    row: dict[str, object] = {
         "custom_id": "c1",
         "method": "POST",
         "url": "/v1/completions",

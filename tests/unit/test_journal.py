@@ -4,16 +4,17 @@ import asyncio
 import errno
 import json
 import os
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 from tests.fakes.runs import inline
 
 from kvctl.core.clock import ManualClock
-from kvctl.core.runs import journal as module
 from kvctl.core.runs.foreign import ForeignScan, read_done_from, scan_foreign
-from kvctl.core.runs.journal import ERRORS, RESPONSES, DiskTrouble, Journal, parts_of
+from kvctl.core.runs.journal import ERRORS, RESPONSES, DiskTrouble, Journal, in_thread, parts_of
 from kvctl.core.runs.records import ResponseHead, line_of
 from kvctl.core.runs.scan import (
     JournalDamaged,
@@ -23,6 +24,7 @@ from kvctl.core.runs.scan import (
     repair_tails,
 )
 
+T = TypeVar("T")
 CASES = Path(__file__).parents[1] / "data" / "cases"
 
 
@@ -69,7 +71,7 @@ async def test_a_record_counts_only_after_its_fsync(
     desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[int] = []
-    monkeypatch.setattr(module.os, "fsync", lambda descriptor: synced.append(descriptor))
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(descriptor))
     durable = desk.journal.append(RESPONSES, record("a"))
     assert not durable.done() and desk.journal.pending == 1
     await desk.clock.advance(0.0)
@@ -82,12 +84,12 @@ async def test_a_burst_is_written_in_groups_of_a_tenth_of_a_second(
 ) -> None:
     await desk.clock.advance(0.0)
     synced: list[int] = []
-    monkeypatch.setattr(module.os, "fsync", lambda descriptor: synced.append(descriptor))
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(descriptor))
     for n in range(100):
         desk.journal.append(RESPONSES, record(f"r{n}"))
         await desk.clock.advance(0.01)
     assert len(synced) <= 12
-    await desk.journal.flush()
+    await desk.clock.advance(1)
     assert ids_in(tmp_path) == [f"r{n}" for n in range(100)]
 
 
@@ -103,7 +105,7 @@ async def test_a_full_disk_keeps_the_records_and_writes_them_whole_later(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as full:
-        full.setattr(module.os, "write", half)
+        full.setattr(os, "write", half)
         durable = [desk.journal.append(RESPONSES, record(n)) for n in ("a", "b")]
         await desk.clock.advance(30)
         assert not any(d.done() for d in durable) and desk.journal.pending == 2
@@ -125,7 +127,7 @@ async def test_a_failed_fsync_writes_the_record_again_and_not_twice(
         raise OSError(errno.EIO, "Input/output error")
 
     with monkeypatch.context() as broken:
-        broken.setattr(module.os, "fsync", fails)
+        broken.setattr(os, "fsync", fails)
         desk.journal.append(RESPONSES, record("a"))
         await desk.clock.advance(11)
     await desk.clock.advance(6)
@@ -152,7 +154,7 @@ async def test_closing_on_a_full_disk_says_how_many_records_are_lost(
     def full(descriptor: int, data: bytes) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(module.os, "write", full)
+    monkeypatch.setattr(os, "write", full)
     desk.journal.append(RESPONSES, record("a"))
     with pytest.raises(DiskTrouble, match="1 records could not be written: No space left"):
         await desk.journal.close()
@@ -182,18 +184,16 @@ async def test_writing_goes_on_in_the_newest_part(tmp_path: Path) -> None:
 
 
 async def test_a_blocked_disk_does_not_block_the_event_loop(tmp_path: Path) -> None:
-    import threading
-
     gate = threading.Event()
-    clock = ManualClock()
-    journal = Journal(tmp_path, clock)
-    real = journal._write
 
-    def slow(batch: list[module._Line]) -> module._Written:
-        gate.wait(5)
-        return real(batch)
+    async def slow(work: Callable[[], T], /) -> T:
+        def gated() -> T:
+            assert gate.wait(5)
+            return work()
 
-    journal._write = slow  # type: ignore[method-assign]
+        return await in_thread(gated)
+
+    journal = Journal(tmp_path, ManualClock(), slow)
     journal.start()
     durable = journal.append(RESPONSES, record("a"))
     for _ in range(50):

@@ -1,6 +1,7 @@
 """Log lines of the field cases O1, O2, O3, O11, O12 and O17, with their right values."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,20 +28,20 @@ FIELDS = ("running", "tokens", "token_usage", "generation_tokens_per_s", "queued
 
 
 @pytest.mark.parametrize(("index", "wanted"), list(enumerate(DECODES)))
-def test_o1_a_decode_line_of_every_version_gives_its_values(index, wanted):
+def test_o1_a_decode_line_of_every_version_gives_its_values(index: int, wanted: Any) -> None:
     record = records_of("o01-decode-formats.log")[index]
     assert record.kind is LogKind.DECODE
     assert (record.rank, *(record.number_of(name) for name in FIELDS)) == wanted
 
 
-def test_o1_graph_and_speculative_figures_are_read_where_a_line_has_them():
+def test_o1_graph_and_speculative_figures_are_read_where_a_line_has_them() -> None:
     records = records_of("o01-decode-formats.log")
     assert [r.number_of("graph") for r in records[:6]] == [None, 1, 1, 1, 0, 1]
     assert records[2].number_of("accept_length") == 2.71
     assert records[3].number_of("accept_ratio") == 0.70
 
 
-def test_o1_a_prefill_line_has_its_own_kind_and_no_decode_rate():
+def test_o1_a_prefill_line_has_its_own_kind_and_no_decode_rate() -> None:
     prefill = records_of("o01-decode-formats.log")[6]
     assert prefill.kind is LogKind.PREFILL
     assert prefill.number_of("generation_tokens_per_s") is None
@@ -48,13 +49,13 @@ def test_o1_a_prefill_line_has_its_own_kind_and_no_decode_rate():
     assert [prefill.number_of(name) for name in names] == [6, 15360, 116, 238, 595000, 25774.75]
 
 
-def test_o1_an_access_line_is_neither_sample_nor_error():
+def test_o1_an_access_line_is_neither_sample_nor_error() -> None:
     access = records_of("o01-decode-formats.log")[7]
     assert access.kind is LogKind.ACCESS
     assert access.word_of("path") == "/generate"
 
 
-def test_o2_four_retractions_took_eleven_requests():
+def test_o2_four_retractions_took_eleven_requests() -> None:
     records = records_of("o02-retractions.log")
     counts = [r.number_of("retracted") for r in records if r.kind is LogKind.RETRACTION]
     assert counts == [3, 2, 5, 1, None]  # the fifth is a test retraction, counted apart
@@ -62,25 +63,25 @@ def test_o2_four_retractions_took_eleven_requests():
     assert records[3].number_of("new_token_ratio_to") == 0.99
 
 
-def test_o2_an_aborted_request_is_lost_work_and_no_retraction():
+def test_o2_an_aborted_request_is_lost_work_and_no_retraction() -> None:
     lost = records_of("o02-retractions.log")[5]
     assert lost.kind is LogKind.LOST_WORK
     assert lost.word_of("rid") == "9f2c"
 
 
-def test_o3_the_pressure_of_a_hybrid_model_is_that_of_its_worst_pool():
+def test_o3_the_pressure_of_a_hybrid_model_is_that_of_its_worst_pool() -> None:
     records = records_of("o03-hybrid.log")
     worst = [(r.number_of("token_usage"), r.word_of("pool")) for r in records]
     assert worst == [(1.00, "full"), (0.98, "swa"), (0.96, "mamba")]
 
 
-def test_o3_a_line_without_any_usage_leaves_it_unknown():
+def test_o3_a_line_without_any_usage_leaves_it_unknown() -> None:
     record = parse_line("Decode batch, #running-req: 4, gen throughput (token/s): 9.00")
     assert record.kind is LogKind.DECODE
     assert record.number_of("token_usage") is None
 
 
-def test_o17_hostile_text_is_shown_literally_and_without_controls():
+def test_o17_hostile_text_is_shown_literally_and_without_controls() -> None:
     text = (CASES / "o17-hostile-text.log").read_bytes().decode("utf-8", errors="replace")
     shown = [parse_line(line).text for line in text.split("\n") if line.strip()]
     assert shown[0].endswith("[/#888888] [/] [red] [0] [@click=app.quit]x[/]")
@@ -93,7 +94,7 @@ def test_o17_hostile_text_is_shown_literally_and_without_controls():
     assert all(character.isprintable() for line in shown for character in line)
 
 
-def test_a_logged_prompt_cannot_pose_as_a_figure_or_a_failure():
+def test_a_logged_prompt_cannot_pose_as_a_figure_or_a_failure() -> None:
     quoted = (
         "[2026-11-02 09:30:00] Receive: obj=GenerateReqInput(text='[2026-11-02 09:30:00] Decode "
         "batch, #running-req: 9, token usage: 0.99 torch.OutOfMemoryError: CUDA out of memory')"
@@ -101,7 +102,7 @@ def test_a_logged_prompt_cannot_pose_as_a_figure_or_a_failure():
     assert parse_line(quoted).kind is LogKind.UNRECOGNISED
 
 
-def test_a_line_torn_by_another_writer_costs_itself_only():
+def test_a_line_torn_by_another_writer_costs_itself_only() -> None:
     torn = "[2026-11-02 09:30:00 TP0] Decode batch, #running-req: 9[2026-11-02 09:30:00] INFO: x"
     record = parse_line(torn)
     assert record.number_of("running") is None

@@ -35,7 +35,7 @@ DECODE_SHAPES = {
 
 
 @pytest.mark.parametrize("line", DECODE_SHAPES.values(), ids=DECODE_SHAPES)
-def test_a_decode_line_gives_the_same_values_in_every_version(line):
+def test_a_decode_line_gives_the_same_values_in_every_version(line: str) -> None:
     record = parse_line(STAMP + line)
     assert record.kind is LogKind.DECODE
     names = ("running", "tokens", "token_usage", "generation_tokens_per_s", "queued")
@@ -56,7 +56,7 @@ PREFILL_SHAPES = {
 
 
 @pytest.mark.parametrize("line", PREFILL_SHAPES.values(), ids=PREFILL_SHAPES)
-def test_a_prefill_line_gives_the_same_values_in_every_version(line):
+def test_a_prefill_line_gives_the_same_values_in_every_version(line: str) -> None:
     record = parse_line(STAMP + line)
     assert record.kind is LogKind.PREFILL
     names = ("new_seq", "new_tokens", "cached_tokens", "token_usage", "running", "queued")
@@ -99,7 +99,7 @@ def test_a_prefill_line_gives_the_same_values_in_every_version(line):
         ),
     ],
 )
-def test_a_start_up_line_tells_its_stage(message, stage, edge):
+def test_a_start_up_line_tells_its_stage(message: str, stage: str, edge: str) -> None:
     record = parse_line(STAMP + message)
     assert (record.kind, record.word_of("stage"), record.word_of("edge")) == (
         LogKind.STAGE,
@@ -108,7 +108,7 @@ def test_a_start_up_line_tells_its_stage(message, stage, edge):
     )
 
 
-def test_the_summary_line_gives_pool_and_limits():
+def test_the_summary_line_gives_pool_and_limits() -> None:
     record = parse_line(
         STAMP + "max_total_num_tokens=400000, chunked_prefill_size=8192, max_prefill_tokens=16384, "
         "max_running_requests=2048, context_len=131072, available_gpu_mem=10.90 GB"
@@ -118,7 +118,7 @@ def test_the_summary_line_gives_pool_and_limits():
     assert record.number_of("available_gb") == 10.90
 
 
-def test_a_progress_bar_of_shards_gives_its_last_state():
+def test_a_progress_bar_of_shards_gives_its_last_state() -> None:
     bar = (
         "Loading safetensors checkpoint shards:   0% Completed | 0/4 [00:00<?, ?it/s]\r"
         "Loading safetensors checkpoint shards:  75% Completed | 3/4 [00:09<00:03,  3.1s/it]\r"
@@ -181,7 +181,7 @@ def test_a_progress_bar_of_shards_gives_its_last_state():
         ("Initialization failed. warmup error: x", "warmup_failed"),
     ],
 )
-def test_a_failure_line_has_its_class(message, kind):
+def test_a_failure_line_has_its_class(message: str, kind: str) -> None:
     record = parse_line(STAMP + message)
     assert (record.kind, record.word_of("class")) == (LogKind.FAILURE, kind)
 
@@ -195,16 +195,16 @@ def test_a_failure_line_has_its_class(message, kind):
         "[http_server] Error: Either text, input_ids or input_embeds should be provided.",
     ],
 )
-def test_a_harmless_line_is_no_failure(message):
+def test_a_harmless_line_is_no_failure(message: str) -> None:
     assert parse_line(STAMP + message).kind is LogKind.UNRECOGNISED
 
 
-def test_draining_tells_how_many_requests_are_left():
+def test_draining_tells_how_many_requests_are_left() -> None:
     record = parse_line(STAMP + "Gracefully exiting... Remaining number of requests 4. Remaining")
     assert (record.kind, record.number_of("remaining")) == (LogKind.DRAINING, 4)
 
 
-def test_a_stamp_with_milliseconds_and_a_ray_prefix_are_read():
+def test_a_stamp_with_milliseconds_and_a_ray_prefix_are_read() -> None:
     record = parse_line("(Worker pid=7) [2026-11-02 09:30:00.250 DP1 PP0 TP3] Load weight begin.")
     assert record.rank == "DP1 PP0 TP3"
     assert record.wall is not None and record.wall % 60 == 0.25

@@ -45,7 +45,9 @@ def all_text(found: Failure) -> str:
         ("sglang-0.5.23/server.log", 4096, 2048, StageState.SKIPPED),
     ],
 )
-def test_a_recorded_start_ends_ready_with_its_facts(name, pool, limit, graphs):
+def test_a_recorded_start_ends_ready_with_its_facts(
+    name: str, pool: int, limit: int, graphs: StageState
+) -> None:
     progress = fold_startup(launched(0.0), records_of(name), 60.0)
     assert progress.is_ready
     assert (progress.pool_tokens, progress.max_running) == (pool, limit)
@@ -55,21 +57,22 @@ def test_a_recorded_start_ends_ready_with_its_facts(name, pool, limit, graphs):
     assert failure_of(records_of(name)) is None
 
 
-def test_the_memory_left_is_that_after_the_graphs():
+def test_the_memory_left_is_that_after_the_graphs() -> None:
     progress = fold_startup(launched(0.0), records_of("sglang-0.5.17/server.log.gz"), 1.0)
     assert (progress.available_gpu_memory_gb, progress.weights_gb) == (102.54, 14.97)
 
 
-def test_every_step_of_a_recorded_start_is_seen_in_order():
-    progress, seen = launched(0.0), []
+def test_every_step_of_a_recorded_start_is_seen_in_order() -> None:
+    progress = launched(0.0)
+    seen: list[str] = []
     for number, record in enumerate(records_of("sglang-0.5.17/server.log.gz")[:400]):
         progress = fold_startup(progress, [record], float(number))
-        if progress.current not in (None, *seen[-1:]):
+        if progress.current is not None and progress.current not in seen[-1:]:
             seen.append(progress.current)
     assert seen == ["process", "weights", "kv_pool", "graphs", "warmup"]
 
 
-def test_weight_shards_are_shown_as_they_load():
+def test_weight_shards_are_shown_as_they_load() -> None:
     bar = "Loading safetensors checkpoint shards:  38% Completed | 3/8 [00:09<00:15,  3.1s/it]"
     lines = ["[2026-11-02 09:00:00 TP0] Load weight begin. avail mem=138.20 GB", bar]
     progress = fold_startup(launched(0.0), [parse_line(line) for line in lines], 1.0)
@@ -78,7 +81,7 @@ def test_weight_shards_are_shown_as_they_load():
     assert step is not None and step.ratio == 0.375 and not step.is_done
 
 
-def test_weights_are_done_only_when_every_rank_has_loaded():
+def test_weights_are_done_only_when_every_rank_has_loaded() -> None:
     lines = [
         "[2026-11-02 09:00:00 TP0] Load weight begin. avail mem=138.20 GB",
         "[2026-11-02 09:00:00 TP1] Load weight begin. avail mem=138.20 GB",
@@ -93,7 +96,7 @@ def test_weights_are_done_only_when_every_rank_has_loaded():
     assert done == [False, False, False, True]
 
 
-def test_a_failed_start_marks_the_step_it_failed_in():
+def test_a_failed_start_marks_the_step_it_failed_in() -> None:
     lines = ["[2026-11-02 09:00:00] Load weight begin. avail mem=138.20 GB"]
     progress = fold_startup(launched(0.0), [parse_line(line) for line in lines], 1.0)
     stages = {s.name: s for s in stages_of(progress, failed="no memory")}
@@ -102,25 +105,25 @@ def test_a_failed_start_marks_the_step_it_failed_in():
     assert stages["graphs"].state is StageState.TODO
 
 
-def test_nothing_is_known_of_a_start_without_lines():
+def test_nothing_is_known_of_a_start_without_lines() -> None:
     assert StartupProgress().current is None and StartupProgress().text == ""
 
 
-def test_o11_no_room_for_the_pool_advises_to_raise_the_fraction():
+def test_o11_no_room_for_the_pool_advises_to_raise_the_fraction() -> None:
     found = failure("cases/o11-start-oom.log")
     assert "raise mem-fraction-static (now 0.8)" in found.advice
     assert "lower" not in all_text(found)
     assert "tp-size up" in all_text(found)
 
 
-def test_o11_out_of_memory_while_serving_advises_to_lower_it():
+def test_o11_out_of_memory_while_serving_advises_to_lower_it() -> None:
     found = failure("cases/o11-run-oom.log")
     assert "lower mem-fraction-static" in all_text(found)
     assert "raise" not in all_text(found)
     assert found.stage is None and found.after_s == 2409
 
 
-def test_o11_a_peer_that_closed_the_connection_is_no_lack_of_memory():
+def test_o11_a_peer_that_closed_the_connection_is_no_lack_of_memory() -> None:
     found = failure("cases/o11-graph-not-oom.log")
     assert "Connection closed by peer" in found.headline
     assert "not a lack of memory" in all_text(found)
@@ -129,12 +132,12 @@ def test_o11_a_peer_that_closed_the_connection_is_no_lack_of_memory():
 
 
 @pytest.mark.parametrize("name", ["start-oom", "run-oom", "graph-not-oom"])
-def test_o11_the_sigquit_is_never_the_cause(name):
+def test_o11_the_sigquit_is_never_the_cause(name: str) -> None:
     cause = cause_of(records_of(f"cases/o11-{name}.log"))
     assert cause is not None and cause.kind != "sigquit"
 
 
-def test_o12_a_slow_rank_is_named_and_not_called_out_of_memory():
+def test_o12_a_slow_rank_is_named_and_not_called_out_of_memory() -> None:
     found = failure("cases/o12-slow-load.log")
     assert found.headline == "rank 0 was still loading when the barrier ran out after 8 min"
     assert "slow storage or a dead rank" in all_text(found)
@@ -159,7 +162,7 @@ def test_o12_a_slow_rank_is_named_and_not_called_out_of_memory():
         ("sigquit", "sigquit", "does not say why"),
     ],
 )
-def test_a_recorded_end_has_its_cause_and_evidence(name, kind, told):
+def test_a_recorded_end_has_its_cause_and_evidence(name: str, kind: str, told: str) -> None:
     records = records_of(f"sglang-0.5.23/live/{name}.log")
     cause = cause_of(records)
     assert cause is not None and cause.kind == kind
@@ -172,16 +175,16 @@ def test_a_recorded_end_has_its_cause_and_evidence(name, kind, told):
 @pytest.mark.parametrize(
     "name", ["sigterm_drain", "sigterm_while_paused", "sigterm_force_shutdown"]
 )
-def test_a_stop_that_was_asked_for_is_no_failure(name):
+def test_a_stop_that_was_asked_for_is_no_failure(name: str) -> None:
     assert failure_of(records_of(f"sglang-0.5.23/live/{name}.log")) is None
 
 
-def test_a_warning_that_nothing_followed_is_no_failure():
+def test_a_warning_that_nothing_followed_is_no_failure() -> None:
     lines = ["Health check failed. Server couldn't get a response from detokenizer for last 20 s"]
     assert failure_of([parse_line(line) for line in lines]) is None
 
 
-def test_an_exception_that_the_server_survived_is_no_failure():
+def test_an_exception_that_the_server_survived_is_no_failure() -> None:
     lines = [
         "ModuleNotFoundError: No module named 'openai_harmony'",
         "[2026-11-02 09:00:00] The server is fired up and ready to roll!",
@@ -189,7 +192,7 @@ def test_an_exception_that_the_server_survived_is_no_failure():
     assert failure_of([parse_line(line) for line in lines]) is None
 
 
-def test_the_first_rank_to_fail_is_the_cause_and_not_its_victims():
+def test_the_first_rank_to_fail_is_the_cause_and_not_its_victims() -> None:
     lines = [
         "[2026-11-02 09:40:09 TP3] Scheduler hit an exception: Traceback (most recent call last):",
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.30 GiB.",

@@ -153,7 +153,8 @@ def _length(run: Run | None, snapshot: Snapshot) -> Row:
     part = open_partition(run)
     if part is None or part.mean_tokens is None:
         return Row("length", Figure(None, "journal", None, "no answer yet"), "tok", "length")
-    limit = f", limit {kilo_tokens(part.max_new_tokens)}" if part.max_new_tokens else ""
+    word = "limit" if (part.max_new_tokens or 0) < 10_000 else "max"
+    limit = f", {word} {kilo_tokens(part.max_new_tokens)}" if part.max_new_tokens else ""
     note = f"p95 {kilo_tokens(part.p95_tokens)}{limit}" if part.p95_tokens else limit[2:]
     figure = Figure(part.mean_tokens, "journal", snapshot.at)
     return Row("length", figure, "tok", "length", part.max_new_tokens, note)

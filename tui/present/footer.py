@@ -31,6 +31,8 @@ def line(hints: Sequence[Hint], columns: int) -> Line:
     if with_bars:
         shown = [hint for hint in hints if not hint.is_narrow_only]
         hints = [replace(hint, key=hint.wide_key or hint.key) for hint in shown]
+    else:
+        hints = [replace(h, labels=h.labels[-1:]) if h.wide_key else h for h in hints]
     chosen = _chosen(hints, columns - 1, with_bars=with_bars)
     pen = Pen(columns)
     column, group = 1, ""

@@ -13,6 +13,7 @@ from kvctl.tui.present import (
     footer,
     gpus,
     header,
+    holders,
     presets,
     run,
     server,
@@ -53,7 +54,7 @@ class Pane:
 _DECODE = Pane(decode.title, decode.body, decode.compact, decode.body)
 _STAGES = Pane(stages.title, stages.body, stages.compact, stages.body)
 _FAILURE = Pane(failure.title, failure.body, failure.body, failure.body)
-_GPUS = Pane(gpus.title, gpus.body, gpus.compact, gpus.zoomed)
+_GPUS = Pane(gpus.title, gpus.body, gpus.compact, holders.zoomed)
 _RUN = Pane(run.title, run.body, run.body, run.body)
 _SERVER = Pane(server.title, server.body, server.body, server.zoomed)
 _PRESETS = Pane(presets.title, presets.body, presets.body, presets.body)
@@ -121,8 +122,8 @@ def _zoomed(snapshot: Snapshot, view: View, columns: int, rows: int) -> list[Lin
     top += verdict.lines(snapshot, view, columns)
     room = rows - len(top) - 2
     inner = fitted(shown.zoomed(snapshot, view, columns - 2, room), room, columns - 2)
-    title = f"{shown.title(snapshot)} ── {number} or Esc: back"
-    return [*top, rule(columns, title, "┌┐"), *sided(inner, columns), rule(columns, "", "└┘")]
+    title, foot = shown.title(snapshot), f"{number} or Esc: back"
+    return [*top, rule(columns, title, "┌┐"), *sided(inner, columns), rule(columns, foot, "└┘")]
 
 
 def _wide(snapshot: Snapshot, view: View, columns: int, rows: int) -> list[Line]:

@@ -78,6 +78,8 @@ class Pen:
 
     def put(self, column: int, text: str, ink: Ink = Ink.PLAIN, room: int | None = None) -> int:
         """Put text from a column on, in at most `room` cells; return the column after it."""
+        if column < 0:
+            return column
         space = self.width - column
         shown = clip(text, space if room is None else min(room, space))
         for char in shown:
@@ -155,6 +157,11 @@ def blank(width_: int) -> Line:
     return Line((Cell(" " * width_),))
 
 
+def widened(line: Line, width_: int) -> Line:
+    """Return the line padded to a width."""
+    return row(width_, *line.cells)
+
+
 def fitted(lines: Sequence[Line], height: int, width_: int) -> list[Line]:
     """Return exactly `height` lines: cut at the end or filled with blanks."""
     return [*lines[:height], *[blank(width_)] * max(0, height - len(lines))]
@@ -170,14 +177,15 @@ def rule(width_: int, title: str, corners: str = "──", ink: Ink = Ink.FRAME)
     pen = Pen(width_)
     pen.put(0, "─" * width_, ink)
     pen.put(0, corners[0], ink)
-    column, room = 2 if corners[0] != "─" else 1, width_ - 3
+    column = 2 if corners[0] != "─" else 1
     for number, part in enumerate(literal(title).split(" ── ") if title else ()):
-        if column + width(part) + 1 > room + 1:
-            break
+        if column + width(part) + (3 if number else 0) > width_ - 1:
+            continue
         if number:
             column = pen.put(column, "── ", ink)
         column = pen.put(column, part, Ink.TITLE if number == 0 else Ink.DIM)
-        column = pen.put(column, " ")
+        if column < width_ - 1:
+            column = pen.put(column, " ")
     pen.put(width_ - 1, corners[1], ink)
     return pen.line()
 

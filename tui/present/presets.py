@@ -57,12 +57,14 @@ def _row(preset: PresetSummary, snapshot: Snapshot, columns: int) -> Line:
     shift = columns - 58
     if preset.is_running:
         pen.put(1, ">", Ink.BOLD)
-    pen.put(3, preset.name, Ink.BOLD if preset.is_running else Ink.PLAIN, 14 + shift)
+    tokens = rounded_tokens(preset.pool_tokens)
+    room = 20 + shift - width(tokens)
+    pen.put(3, preset.name, Ink.BOLD if preset.is_running else Ink.PLAIN, room)
     if preset.problem:
         start = 5 + width(literal(preset.name))
         pen.put(start, f"cannot be read: {short_paths(preset.problem)}", Ink.DIM)
         return pen.line()
-    pen.right(24 + shift, rounded_tokens(preset.pool_tokens), room=8)
+    pen.right(24 + shift, tokens, room=8)
     pen.right(33 + shift, _fit(preset, snapshot), room=8)
     pen.right(40 + shift, thousands(preset.generation_tokens_per_s), room=6)
     pen.right(47 + shift, thousands(preset.effective_tokens_per_s), room=6)

@@ -11,13 +11,14 @@ from kvctl.tui.present import stages
 from kvctl.tui.present.box import Box, Option
 from kvctl.tui.present.check import Check, CheckLine
 from kvctl.tui.present.figures import rounded_tokens
-from kvctl.tui.present.line import Ink, Line, Pen, beside, fitted, plain
+from kvctl.tui.present.line import Ink, Line, Pen, beside, fitted, plain, widened
 from kvctl.tui.present.presets import in_order
 from kvctl.tui.present.text import literal, width, wrap
 from kvctl.tui.present.words import short_paths
 
 MARKS = {"ok": ("✓", Ink.GOOD), "warn": ("!", Ink.WARN), "fail": ("✗", Ink.BAD)}
 LIST_WIDTH = 32
+_NARROW = 70
 
 
 @dataclass(slots=True)
@@ -115,9 +116,14 @@ def _title(snapshot: Snapshot, state: RestartState) -> str:
 
 
 def _top(box: Box, snapshot: Snapshot, state: RestartState, detail: int) -> None:
-    """Add the presets and, right of them, what changes."""
+    """Add the presets and, right of them (below on narrow screens), what changes."""
+    if box.inner < _NARROW:
+        width_ = min(LIST_WIDTH, box.inner)
+        box.lines([widened(line, box.inner) for line in _preset_list(snapshot, state, 0, width_)])
+        box.lines(_changes(state.check, box.inner, 2 + detail))
+        return
     right_width = box.inner - LIST_WIDTH - 1
-    left = _preset_list(snapshot, state, detail)
+    left = _preset_list(snapshot, state, detail, LIST_WIDTH)
     right = _changes(state.check, right_width, 8 if detail >= 2 else 4)
     height = max(len(left), len(right))
     side = [plain(1, "│", Ink.FRAME)] * height
@@ -125,28 +131,28 @@ def _top(box: Box, snapshot: Snapshot, state: RestartState, detail: int) -> None
     box.lines(beside(joined, fitted(right, height, right_width)))
 
 
-def _preset_list(snapshot: Snapshot, state: RestartState, detail: int) -> list[Line]:
-    head = Pen(LIST_WIDTH)
+def _preset_list(snapshot: Snapshot, state: RestartState, detail: int, columns: int) -> list[Line]:
+    head = Pen(columns)
     head.put(1, "Presets", Ink.DIM)
-    head.right(LIST_WIDTH - 1, "KV tokens", Ink.DIM)
+    head.right(columns - 1, "KV tokens", Ink.DIM)
     drawn = [head.line()]
     for number, preset in enumerate(in_order(snapshot)):
         is_chosen = number == state.chosen % len(snapshot.presets)
-        drawn.append(_preset_line(preset, is_chosen, state.check))
+        drawn.append(_preset_line(preset, is_chosen, state.check, columns))
         reason = preset.problem or preset.refused
         if reason and (is_chosen or (detail >= 2 and not preset.problem)):
-            texts = wrap(short_paths(reason), LIST_WIDTH - 6)[: 3 if is_chosen else 1]
-            drawn += [plain(LIST_WIDTH, f"     {text}", Ink.DIM) for text in texts]
+            texts = wrap(short_paths(reason), columns - 6)[: 3 if is_chosen else 1]
+            drawn += [plain(columns, f"     {text}", Ink.DIM) for text in texts]
     return drawn
 
 
-def _preset_line(preset: PresetSummary, is_chosen: bool, check: Check | None) -> Line:
-    pen = Pen(LIST_WIDTH)
+def _preset_line(preset: PresetSummary, is_chosen: bool, check: Check | None, columns: int) -> Line:
+    pen = Pen(columns)
     if is_chosen:
         pen.put(1, ">", Ink.BOLD)
     word = _preset_word(preset, is_chosen, check)
-    pen.right(LIST_WIDTH - 1, word)
-    room = LIST_WIDTH - 5 - width(word)
+    pen.right(columns - 1, word)
+    room = columns - 5 - width(word)
     name = f"{literal(preset.name)}{'  runs now' if preset.is_running else ''}"
     pen.put(3, name, Ink.BOLD if is_chosen else Ink.PLAIN, room)
     return pen.line()
@@ -163,7 +169,7 @@ def _preset_word(preset: PresetSummary, is_chosen: bool, check: Check | None) ->
 
 
 def _changes(check: Check | None, columns: int, most: int) -> list[Line]:
-    name_room = columns - 36 if columns >= 60 else columns - 28
+    name_room = columns - 36 if columns >= 60 else max(6, columns - 28)
     now, after = name_room + 2, name_room + 2 + (columns - name_room - 2) // 2
     head = Pen(columns)
     for column, word in ((1, "What changes"), (now, "now"), (after, "after")):

@@ -1,0 +1,149 @@
+"""Runs against a real SGLang server: throttled, harvested, continued, and killed under."""
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+
+import pytest
+from tests.engine.launch import engine_home
+from tests.engine.server import EngineServer, start_server
+
+from kvctl.core.clock import RealClock
+from kvctl.core.domain.run import RunState
+from kvctl.core.runs.driver import RunDriver
+from kvctl.core.runs.harvest import HarvestReport
+from kvctl.core.runs.runfile import load_run
+from kvctl.core.runs.transport import AiohttpGenerator
+from kvctl.core.runs.verify import VerifyReport, verify
+
+pytestmark = pytest.mark.engine
+
+PROMPTS = Path(__file__).parents[1] / "data" / "prompts"
+B2, B3 = "B2-code.prompts.jsonl", "B3-math.messages.jsonl"
+EACH = 30
+PATIENCE_S = 120.0
+
+
+def write_run(folder: Path, name: str, tokens: int, concurrency: int) -> Path:
+    """A run over the first prompts of B2 (text) and B3 (messages) at temperature 0."""
+    for file in (B2, B3):
+        with (PROMPTS / file).open() as lines:
+            (folder / file).write_text("".join(islice(lines, EACH)))
+    path = folder / f"{name}.toml"
+    path.write_text(
+        f'[run]\nname = "{name}"\noutput = "{name}"\nconcurrency = {concurrency}\nscout = 2\n'
+        f'tokenizer = "{engine_home().model}"\n'
+        f"[sampling]\nmax_new_tokens = {tokens}\ntemperature = 0.0\n"
+        f'[[partition]]\nname = "B2"\ninput = "{B2}"\n'
+        f'[[partition]]\nname = "B3"\ninput = "{B3}"\n'
+    )
+    return path
+
+
+async def until(driver: RunDriver, condition: Callable[[], bool]) -> None:
+    assert await driver.until(condition, PATIENCE_S)
+
+
+async def opened(path: Path, url: str) -> RunDriver:
+    driver = RunDriver(load_run(path), RealClock(), [lambda: AiohttpGenerator(url)])
+    await driver.open()
+    driver.start()
+    return driver
+
+
+async def finished(driver: RunDriver) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        await driver.finished()
+    await driver.close()
+
+
+def outputs(folder: Path, name: str) -> dict[tuple[str, str], list[int]]:
+    """The answers of a run by json alone; an id that is there twice fails."""
+    found: dict[tuple[str, str], list[int]] = {}
+    for line in (folder / name / "raw_responses.jsonl").read_text().splitlines():
+        record = json.loads(line)
+        key = (record["partition"], record["id"])
+        assert key not in found
+        found[key] = record["output_ids"]
+    return found
+
+
+def done(driver: RunDriver) -> int:
+    return driver.view(0.0).done
+
+
+def whole(report: VerifyReport) -> None:
+    assert report.is_exact, "\n".join(report.lines())
+    assert (report.total, report.done, report.skipped) == (2 * EACH, 2 * EACH, 0)
+
+
+async def test_a_throttled_and_harvested_run_gives_the_uninterrupted_answers(
+    engine: EngineServer, tmp_path: Path
+) -> None:
+    plain = write_run(tmp_path, "plain", tokens=120, concurrency=12)
+    await finished(await opened(plain, engine.url))
+    cut = write_run(tmp_path, "cut", tokens=120, concurrency=12)
+    driver = await opened(cut, engine.url)
+    reports: list[HarvestReport] = []
+    for goal, target in ((6, 20), (20, 3), (35, 16)):
+        await until(driver, lambda goal=goal: done(driver) >= goal)  # type: ignore[misc]
+        driver.hold("restart", "as before a restart")
+        report = await driver.harvest()
+        assert report is not None and driver.in_flight() == 0
+        reports.append(report)
+        driver.set_target(target)
+        driver.release("restart")
+    await until(driver, lambda: driver.in_flight() == 16)
+    driver.set_target(2)
+    await until(driver, lambda: driver.in_flight() == 2)
+    driver.set_target(12)
+    await finished(driver)
+    assert sum(report.kept_tokens for report in reports) > 200
+    assert sum(report.dropped_tokens + report.unanswered for report in reports) == 0
+    assert outputs(tmp_path, "cut") == outputs(tmp_path, "plain")
+    whole(verify(load_run(cut)))
+    records = (tmp_path / "cut" / "raw_responses.jsonl").read_text()
+    continued = [r for r in map(json.loads, records.splitlines()) if "segments" in r]
+    assert len(continued) > 5
+    for record in continued:
+        assert sum(s["n"] for s in record["segments"]) == len(record["output_ids"]) == 120
+
+
+@pytest.fixture
+def restarted(
+    engine_server: Callable[..., EngineServer], tmp_path: Path
+) -> Iterator[tuple[EngineServer, Callable[[], EngineServer]]]:
+    """A server of one's own, and a way to start it again on its port."""
+    first = engine_server()
+    later: list[EngineServer] = []
+
+    def again() -> EngineServer:
+        server = start_server(tmp_path / "again.log", "--port", str(first.port))
+        server.port = first.port
+        later.append(server)
+        server.wait_ready()
+        return server
+
+    yield first, again
+    for server in later:
+        server.stop()
+
+
+async def test_a_server_killed_mid_run_costs_no_row(
+    restarted: tuple[EngineServer, Callable[[], EngineServer]], tmp_path: Path
+) -> None:
+    server, start_again = restarted
+    path = write_run(tmp_path, "killed", tokens=80, concurrency=12)
+    driver = await opened(path, server.url)
+    await until(driver, lambda: done(driver) >= 10)
+    server.stop()
+    await until(driver, lambda: driver.view(0.0).state is RunState.HOLDING)
+    assert driver.in_flight() == 0
+    before = done(driver)
+    assert before < 2 * EACH
+    await asyncio.to_thread(start_again)
+    await finished(driver)
+    assert len(outputs(tmp_path, "killed")) == 2 * EACH
+    whole(verify(load_run(path)))
