@@ -19,14 +19,24 @@ def carry_out(session: Session, client: "DaemonClient", command: Command) -> int
 
     Ctrl-C only ends the watching: kvctld carries the command to its end.
     """
+    last: Event | None = None
     try:
         for news in client.follow(command):
             if isinstance(news, Outcome):
-                return tell_outcome(session, news)
-            session.say(event_line(news))
+                return _tell_end(session, news, last)
+            if last is not None:
+                session.say(event_line(last))
+            last = news
     except KeyboardInterrupt:
         session.warn("no longer watching; kvctld carries the command on, `kvctl watch` follows it")
     return INTERRUPTED
+
+
+def _tell_end(session: Session, outcome: Outcome, last: Event | None) -> int:
+    """Print the last event, unless the outcome says the same, and the outcome."""
+    if last is not None and last.text != outcome.message:
+        session.say(event_line(last))
+    return tell_outcome(session, outcome)
 
 
 def tell_outcome(session: Session, outcome: Outcome) -> int:

@@ -286,7 +286,8 @@ class RunDesk:
 
     async def _facts(self, url: str) -> ServerFacts | None:
         watch = self.servers.at_url(url)
-        return None if watch is None else facts_of(watch)
+        # Nobody here can say more of a server that is not watched: the run need not wait for it.
+        return ServerFacts() if watch is None else facts_of(watch)
 
     def _tell(self, kind: str, text: str) -> None:
         self.feed.emit(kind, text)

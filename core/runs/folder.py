@@ -140,7 +140,8 @@ def settle_manifest(folder: Path, now: Mapping[str, Any], *, force: bool) -> dic
 
 _FIXED = {"run", "created_wall"}
 """Set once, when the folder is begun."""
-_NOT_COMPARED = {*_FIXED, "v", "changes", "name", "inputs", "run_file", "detected", "sampling_hash"}
+_NOT_COMPARED = {*_FIXED, "v", "changes", "name", "inputs", "run_file"}
+_NOT_COMPARED |= {"detected", "sampling_hash", "tokenizer"}
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -207,6 +208,22 @@ class Settings:
             "weights": self.weights,
         }
         write_whole(self.folder / STATE, _json(state))
+
+
+def read_skipped(folder: Path) -> set[tuple[str, int]]:
+    """Return (file, line) of the rows that were not sent; empty if there is no such file.
+
+    Raises:
+        RunFileError: It cannot be read.
+    """
+    file = folder / SKIPPED
+    try:
+        rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+        return {(row["file"], row["line"]) for row in rows}
+    except FileNotFoundError:
+        return set()
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunFileError(f"{file}: cannot be read: {error}") from error
 
 
 def read_settings(folder: Path, manual: int | None) -> Settings:

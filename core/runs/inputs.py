@@ -74,6 +74,8 @@ class PartitionIndex:
     rows: dict[str, int] = field(default_factory=dict)
     """Row number of each id."""
     skipped: list[Skipped] = field(default_factory=list)
+    is_checked: bool = True
+    """Rows are rendered and measured; without it only their ids are read."""
     duplicates: list[str] = field(default_factory=list)
     """Ids that come twice, with both lines; an index with any is refused."""
     digest: int = 0
@@ -164,7 +166,9 @@ class PartitionIndex:
             name = str(decoded.get("id") or decoded.get("custom_id") or "") or None
             self._note_format(number, decoded)
             row = read_row(decoded, self._reading(number))
-            self._check(self._ready(row))
+            name = row.id
+            if self.is_checked:
+                self._check(self._ready(row))
         except RowRejected as problem:
             shown = str(self.shown[number])
             self.skipped.append(Skipped(self.spec.name, shown, line_number, str(problem), name))
@@ -243,7 +247,11 @@ def _spooled(shown: Path, spool: Path) -> Iterator[tuple[int, int, bytes]]:
 
 
 def index_partition(
-    spec: PartitionSpec, facts: ModelFacts, spool_folder: Path | None
+    spec: PartitionSpec,
+    facts: ModelFacts,
+    spool_folder: Path | None,
+    *,
+    is_checked: bool = True,
 ) -> PartitionIndex:
     """Read and check every row of a partition.
 
@@ -251,11 +259,12 @@ def index_partition(
         spec: The partition.
         facts: What rows are checked against.
         spool_folder: Where packed inputs are unwrapped; None: packed rows cannot be loaded later.
+        is_checked: Render and measure every row, too; without it only ids are read.
 
     Raises:
         RunFileError: An input cannot be used as a whole, or ids come twice; in one line.
     """
-    index = PartitionIndex(spec, facts)
+    index = PartitionIndex(spec, facts, is_checked=is_checked)
     for file in expand_inputs(spec.inputs, spec.name):
         spool = None
         if needs_spool(file):

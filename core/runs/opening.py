@@ -18,6 +18,7 @@ from kvctl.core.runs.folder import (
     SPOOL,
     FolderLock,
     Settings,
+    read_object,
     read_settings,
     settle_manifest,
     take_folder,
@@ -82,11 +83,16 @@ class OpenedRun:
     """Answers in the journal whose row is in no input."""
 
 
-def model_facts(spec: RunSpec, options: OpenOptions) -> ModelFacts:
-    """Return what inputs are checked against."""
-    folder = spec.tokenizer or options.model_folder
+def model_folder(spec: RunSpec, options: OpenOptions, before: Mapping[str, Any]) -> str | None:
+    """Return where tokenizer and config.json lie; the manifest knows where it was before."""
     if spec.tokenizer is not None and not Path(spec.tokenizer).is_dir():
         raise RunFileError(f"{spec.path}: run.tokenizer: no folder {spec.tokenizer}")
+    found = spec.tokenizer or options.model_folder or before.get("tokenizer")
+    return found if isinstance(found, str) else None
+
+
+def model_facts(folder: str | None, options: OpenOptions) -> ModelFacts:
+    """Return what inputs are checked against."""
     vocabulary = options.vocabulary
     if vocabulary is None and folder is not None:
         vocabulary = vocabulary_of(folder)
@@ -94,7 +100,9 @@ def model_facts(spec: RunSpec, options: OpenOptions) -> ModelFacts:
     return ModelFacts(renderer, vocabulary, options.context_tokens)
 
 
-def index_run(spec: RunSpec, facts: ModelFacts, spool: Path | None) -> list[PartitionIndex]:
+def index_run(
+    spec: RunSpec, facts: ModelFacts, spool: Path | None, *, is_checked: bool = True
+) -> list[PartitionIndex]:
     """Check the inputs of every partition; every problem that refuses the run in one go.
 
     Raises:
@@ -104,7 +112,7 @@ def index_run(spec: RunSpec, facts: ModelFacts, spool: Path | None) -> list[Part
     problems: list[str] = []
     for partition in spec.partitions:
         try:
-            index = index_partition(partition, facts, spool)
+            index = index_partition(partition, facts, spool, is_checked=is_checked)
         except RunFileError as error:
             problems.append(f"{spec.path}: {error}")
             continue
@@ -158,11 +166,14 @@ def _refuse_foreign(folder: Path) -> None:
 
 def _open_locked(spec: RunSpec, options: OpenOptions, wall: float, lock: FolderLock) -> OpenedRun:
     folder = lock.folder
-    facts = model_facts(spec, options)
+    tokenizer = model_folder(spec, options, read_object(folder / MANIFEST) or {})
+    facts = model_facts(tokenizer, options)
     spool = folder / SPOOL
     spool.mkdir(exist_ok=True)
     indexes = index_run(spec, facts, spool)
-    manifest = settle_manifest(folder, _manifest(spec, options, indexes, wall), force=options.force)
+    manifest = settle_manifest(
+        folder, _manifest(spec, options, indexes, tokenizer, wall), force=options.force
+    )
     schedule = Schedule({i.spec.name: len(i) for i in indexes}, spec.order, spec.scout)
     for lane, index in zip(schedule.lanes, indexes, strict=True):
         lane.weight = index.spec.weight
@@ -188,10 +199,14 @@ def _open_locked(spec: RunSpec, options: OpenOptions, wall: float, lock: FolderL
 
 
 def _manifest(
-    spec: RunSpec, options: OpenOptions, indexes: list[PartitionIndex], wall: float
+    spec: RunSpec,
+    options: OpenOptions,
+    indexes: list[PartitionIndex],
+    tokenizer: str | None,
+    wall: float,
 ) -> dict[str, Any]:
     names = [i.spec.name for i in indexes]
-    folder = spec.tokenizer or options.model_folder
+    facts = indexes[0].facts
     return {
         "run": secrets.token_hex(4),
         "name": spec.name,
@@ -199,7 +214,9 @@ def _manifest(
         "created_wall": wall,
         "model": options.model,
         "weight_version": options.weight_version,
-        "prompts_as": "ids" if folder and any(i.facts.renderer for i in indexes) else "given",
+        "tokenizer": tokenizer,
+        "prompts_as": f"ids of {facts.renderer.sha256}" if facts.renderer else "given",
+        "vocabulary": facts.vocabulary,
         "input_sha256": {n: f"{i.digest:064x}" for n, i in zip(names, indexes, strict=True)},
         "sampling": {n: dict(i.spec.sampling) for n, i in zip(names, indexes, strict=True)},
         "sampling_hash": {

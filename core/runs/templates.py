@@ -5,6 +5,7 @@ they come with the model and are not trusted. Files read: tokenizer.json, tokeni
 chat_template.jinja, config.json.
 """
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -44,6 +45,8 @@ class Renderer:
     ) -> None:
         """Use `load_renderer`."""
         self.folder = str(folder)
+        self.sha256 = ""
+        """Of tokenizer and chat template: equal ones make equal token ids."""
         self._tokenizer = tokenizer
         self._template = template
         self._special = {
@@ -128,7 +131,12 @@ def load_renderer(folder: str | Path) -> Renderer | None:
         tokenizer: Any = Tokenizer.from_file(str(place / "tokenizer.json"))
     except Exception as error:  # the binding raises bare Exception
         raise RunFileError(f"{place / 'tokenizer.json'}: cannot be read: {error}") from error
-    return Renderer(place, tokenizer, _compile(_template_text(place, facts), place), facts)
+    template = _template_text(place, facts)
+    renderer = Renderer(place, tokenizer, _compile(template, place), facts)
+    digest = hashlib.sha256((place / "tokenizer.json").read_bytes())
+    digest.update((template or "").encode())
+    renderer.sha256 = digest.hexdigest()[:16]
+    return renderer
 
 
 def _read_json(file: Path) -> Mapping[str, Any]:

@@ -11,10 +11,11 @@ import msgspec
 
 from kvctl.core.domain.outcomes import Answer, judge
 from kvctl.core.domain.runfile import RunSpec
+from kvctl.core.runs.folder import MANIFEST, read_object, read_skipped
 from kvctl.core.runs.foreign import read_done_from
-from kvctl.core.runs.inputs import PartitionIndex
+from kvctl.core.runs.inputs import ModelFacts, PartitionIndex
 from kvctl.core.runs.journal import ERRORS, RESPONSES, STREAMS
-from kvctl.core.runs.opening import OpenOptions, index_run, model_facts
+from kvctl.core.runs.opening import index_run
 from kvctl.core.runs.records import ErrorHead
 from kvctl.core.runs.scan import Damage, ScanNotes, read_stream
 
@@ -95,17 +96,18 @@ def _counts(found: dict[str, int]) -> str:
     return ", ".join(f"{n:,} {name}" for name, n in sorted(found.items())) or "none"
 
 
-def verify(spec: RunSpec, options: OpenOptions = OpenOptions()) -> VerifyReport:  # noqa: B008
+def verify(spec: RunSpec) -> VerifyReport:
     """Check the output of a run against its inputs, without modifying anything.
 
     Raises:
-        RunFileError: The inputs cannot be used.
+        RunFileError: The inputs cannot be read.
     """
-    facts = model_facts(spec, options)
-    indexes = index_run(spec, facts, None)
     folder = Path(spec.output)
+    skipped = read_skipped(folder)
+    indexes = index_run(spec, ModelFacts(), None, is_checked=False)
+    found = (read_object(folder / MANIFEST) or {}).get("vocabulary")
     notes = ScanNotes()
-    check = _Check(indexes, facts.vocabulary)
+    check = _Check(indexes, skipped, found if isinstance(found, int) else None)
     for line in read_stream(folder, RESPONSES, WholeResponse, notes):
         check.add(line.head, f"{line.file.name} at byte {line.offset}")
     own = set(check.seen)
@@ -115,18 +117,18 @@ def verify(spec: RunSpec, options: OpenOptions = OpenOptions()) -> VerifyReport:
         for n, row in read_done_from(spec.done_from, rows).done
     } - own
     done = own | elsewhere
-    failed = _failed(folder, notes) & check.expected() - done
-    missing = sorted(check.expected() - done - failed)
+    failed = _failed(folder, notes) & check.expected - done
+    missing = sorted(check.expected - done - failed)
     for stream in STREAMS:
         if stream not in (RESPONSES, ERRORS):
             list(read_stream(folder, stream, msgspec.Raw, notes))
     return VerifyReport(
         output=spec.output,
-        total=sum(len(index) for index in indexes),
+        total=len(check.expected),
         done=len(done),
         elsewhere=len(elsewhere),
         failed=len(failed),
-        skipped=sum(len(index.skipped) for index in indexes),
+        skipped=check.skipped + sum(len(index.skipped) for index in indexes),
         missing=tuple(missing[:_SHOWN]),
         missing_count=len(missing),
         duplicates=tuple(check.twice[:_SHOWN]),
@@ -161,21 +163,29 @@ def _set_hash(keys: set[Key]) -> str:
 class _Check:
     """Counts accepted answers one by one."""
 
-    def __init__(self, indexes: list[PartitionIndex], vocabulary: int | None) -> None:
-        self.rows = {index.spec.name: index.rows for index in indexes}
+    def __init__(
+        self,
+        indexes: list[PartitionIndex],
+        skipped: set[tuple[str, int]],
+        vocabulary: int | None,
+    ) -> None:
         self.vocabulary = vocabulary
+        self.expected: set[Key] = set()
+        for index in indexes:
+            for name, row in index.rows.items():
+                place = (str(index.shown[index.file_of[row]]), index.lines[row])
+                if place not in skipped:
+                    self.expected.add((index.spec.name, name))
+        self.skipped = sum(len(index) for index in indexes) - len(self.expected)
         self.seen: set[Key] = set()
         self.twice: list[Key] = []
         self.unknown = self.tokens = 0
         self.bad: list[str] = []
         self.finish: dict[str, int] = {}
 
-    def expected(self) -> set[Key]:
-        return {(name, row) for name, rows in self.rows.items() for row in rows}
-
     def add(self, record: WholeResponse, where: str) -> None:
         key = (record.partition, record.id)
-        if record.id not in self.rows.get(record.partition, {}):
+        if key not in self.expected:
             self.unknown += 1
         elif key in self.seen:
             self.twice.append(key)
