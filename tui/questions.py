@@ -58,8 +58,7 @@ class Questions:
         failed = server.preset if server else None
         if key != "b":
             return failed if key == "r" else None
-        worked = [p for p in self.app.snapshot.presets if p.pool_tokens and not p.refused]
-        return next((p.name for p in worked if p.name != failed), None)
+        return self.app.snapshot.last_good_preset
 
     def _ask_stop(self) -> None:
         snapshot = self.app.snapshot

@@ -83,8 +83,10 @@ class Controller:
         try:
             return await self.routes[type(command)](command, id)
         except KvctlError as error:
-            self.feed.emit("refused" if error.exit_status == 4 else "failed", str(error), id)
-            return Outcome(error.exit_status, str(error))
+            problems = tuple(str(error).splitlines())
+            said = "; ".join(problems)
+            self.feed.emit("refused" if error.exit_status == 4 else "failed", said, id)
+            return Outcome(error.exit_status, said, problems[1:] and problems)
         except Exception as error:  # the command boundary: told in one line, traceback to the log
             traceback.print_exc()
             what = " ".join(str(error).split())
@@ -181,7 +183,11 @@ class Controller:
 
     def _compose(self) -> Snapshot:
         return self.picture.compose(
-            self.servers.views(), self.gpus.view, self.run_desk.view(), self.sequences.busy
+            self.servers.views(),
+            self.gpus.view,
+            self.run_desk.view(),
+            self.sequences.busy,
+            self.remembered.last_good_preset,
         )
 
     def _save(self) -> None:

@@ -45,9 +45,7 @@ async def thaw(watch: ServerWatch, save: Callable[[], None]) -> str:
     try:
         await watch.engine.unpause()
     except ProbeFailed as failure:
-        raise KvctlError(
-            f"{watch.record.name} could not be continued: {failure.detail}"
-        ) from None
+        raise KvctlError(f"{watch.record.name} could not be continued: {failure.detail}") from None
     watch.record.paused_mode = None
     watch.forget_rates()
     save()

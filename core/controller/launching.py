@@ -204,9 +204,7 @@ async def _first_token(host: Host, watch: ServerWatch) -> None:
             await generator.close()
 
 
-async def _ask_for_token(
-    host: Host, generator: Generator, request: GenerateRequest
-) -> str | None:
+async def _ask_for_token(host: Host, generator: Generator, request: GenerateRequest) -> str | None:
     """Return why no token came, None if one did. Raises StartFailed if nothing came at all."""
     try:
         reply = await within(host.clock, FIRST_TOKEN_S, generator.generate(request))
@@ -226,27 +224,3 @@ def _no_token(problem: str | None) -> StartFailed:
 def is_lost(state: ServerState) -> bool:
     """Return whether a server in this state serves nothing and will not by itself."""
     return state in (ServerState.FAILED, ServerState.STOPPED)
-
-
-def check_document(prepared: Prepared, replaced: ServerWatch | None) -> dict[str, object]:
-    """Return the preflight as the restart dialog and --json read it."""
-    return {
-        "preset": prepared.preset.name,
-        "may_start": prepared.may_start,
-        "lines": [
-            {"ok": line.ok.value, "name": line.name, "text": line.text} for line in prepared.lines
-        ],
-        "argv": list(prepared.plan.shown_argv),
-        "url": prepared.plan.url,
-        "diff": _flag_diff(prepared, replaced),
-    }
-
-
-def _flag_diff(prepared: Prepared, replaced: ServerWatch | None) -> list[dict[str, str]]:
-    before = {f.name: f.value for f in replaced.flags if f.origin != "resolved"} if replaced else {}
-    after = {flag.name: flag.value for flag in prepared.plan.flags}
-    return [
-        {"flag": name, "now": before.get(name, "–"), "after": after.get(name, "–")}
-        for name in dict.fromkeys((*after, *before))
-        if before.get(name) != after.get(name)
-    ]

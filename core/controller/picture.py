@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from kvctl.core.controller.host import Host
 from kvctl.core.controller.operating import OperatingLog
+from kvctl.core.controller.server_records import same_url
 from kvctl.core.controller.store import EventFeed, History
 from kvctl.core.domain.diagnose import Scene, diagnose
 from kvctl.core.domain.errors import KvctlError
@@ -21,6 +22,7 @@ from kvctl.core.servers.preset_store import ListedPreset
 
 PRESETS_EVERY_S = 5.0
 VERDICT_HOLD_S = 5.0
+_SHARED = "several servers share the run"
 
 
 @dataclass(slots=True)
@@ -43,6 +45,7 @@ class Picture:
         gpus: GpuView,
         run: Run | None,
         busy: str | None,
+        last_good_preset: str | None,
     ) -> Snapshot:
         """Return the snapshot of this moment."""
         at, wall = self.host.clock.monotonic(), self.host.clock.wall()
@@ -64,6 +67,7 @@ class Picture:
             series=self.history.series(),
             operating_points=self.points.points(),
             busy_command=busy,
+            last_good_preset=last_good_preset,
         )
 
     def note(self, snapshot: Snapshot) -> None:
@@ -132,27 +136,26 @@ def _rank(verdict: Verdict) -> int:
 
 def _joined(server: Server, run: Run | None) -> Server:
     """Return the server with what only the run knows: effective rate, answer time, foreign load."""
-    if run is None or server.url not in run.servers:
-        return server
-    effective = run.effective_tokens_per_s
+    if run is None or not any(same_url(server.url, url) for url in run.servers):
+        return replace(server, foreign_requests=_foreign(server, 0))
     answer = (
         Figure(run.mean_answer_s, "journal", run.journal_at)
         if run.mean_answer_s is not None
         else unknown("nothing was completed yet")
     )
+    is_alone = len(run.servers) == 1
+    effective = run.effective_tokens_per_s if is_alone else unknown(_SHARED)
+    foreign = _foreign(server, run.in_flight) if is_alone else unknown(_SHARED)
     decode = replace(server.decode, effective_tokens_per_s=effective, answer_s=answer)
-    foreign = _foreign(server, run)
     return replace(server, decode=decode, foreign_requests=foreign)
 
 
-def _foreign(server: Server, run: Run) -> Figure:
-    """Return running + queued - the run's own, where one server alone serves the run."""
+def _foreign(server: Server, own: int) -> Figure:
+    """Return running + queued - the run's own."""
     running, queued = server.decode.running, server.decode.queued
     if running.value is None or queued.value is None or server.decode.is_frozen:
         return unknown("counts are not of now")
-    if len(run.servers) != 1:
-        return unknown("several servers share the run")
-    value = max(0.0, running.value + queued.value - run.in_flight)
+    value = max(0.0, running.value + queued.value - own)
     return Figure(value, running.source, running.at)
 
 

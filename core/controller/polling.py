@@ -25,6 +25,8 @@ class Poll(Generic[T]):
     read: Callable[[], Awaitable[T]]
     take: Callable[[T], None]
     miss: Callable[[ProbeFailed], None]
+    is_back: Callable[[], bool] = lambda: False
+    """Whether another question was answered since this one failed: no need to wait longer."""
 
     async def run(self, clock: Clock) -> None:
         """Ask for ever; a failure waits longer each time, up to a limit."""
@@ -38,4 +40,10 @@ class Poll(Generic[T]):
             else:
                 self.take(answer)
                 delay = self.period_s
-            await clock.sleep(delay)
+            await self._wait(clock, delay)
+
+    async def _wait(self, clock: Clock, seconds: float) -> None:
+        end = clock.monotonic() + seconds
+        await clock.sleep(min(seconds, self.period_s))
+        while clock.monotonic() < end and not self.is_back():
+            await clock.sleep(min(self.period_s, end - clock.monotonic()))

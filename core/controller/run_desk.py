@@ -64,6 +64,8 @@ class RunDesk:
     _sampled: dict[str, int] = field(default_factory=dict)
     """URL -> own requests in flight when the server's counts were read last."""
     _opening: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _is_settled: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once it is known whether an earlier kvctld's run could be taken up."""
 
     # --- what a stop or start of a server needs --------------------------------------------
 
@@ -101,6 +103,7 @@ class RunDesk:
     async def start(self, command: StartRun, id: str) -> Outcome:
         """Open a run file (or take up where its journal ends) and send."""
         async with self._opening:
+            resolve_servers(load_run(command.path), self.servers)  # a typo closes nothing
             await self._make_room(command.path)
             driver = await self._open(command.path, command.force)
             view = driver.view(self.host.clock.monotonic())
@@ -115,7 +118,7 @@ class RunDesk:
 
     async def pause(self, command: PauseRun, id: str) -> Outcome:
         """Stop sending; freeze, harvest or abandon what is in flight if that was asked for."""
-        driver = self._need()
+        driver = await self._opened()
         if command.how is WaitHow.FREEZE:
             self._refuse_unwatched(driver)
         in_flight = driver.in_flight()
@@ -131,7 +134,7 @@ class RunDesk:
 
     async def resume(self, command: ResumeRun, id: str) -> Outcome:
         """Send again; continue engines that were frozen."""
-        driver = self._need()
+        driver = await self._opened()
         thawed = [await thaw(watch, self.save) for watch in self._watches() if is_frozen(watch)]
         self._steering().override_policy()
         driver.resume()
@@ -153,7 +156,7 @@ class RunDesk:
 
     async def throttle(self, command: Throttle, id: str) -> Outcome:
         """Set the slots to a number (MANUAL), or leave them to the law (AUTO)."""
-        driver, steering = self._need(), self._steering()
+        driver, steering = await self._opened(), self._steering()
         target = command.target
         if target is not None and not 1 <= target <= MOST_SLOTS:
             raise UsageError(f"slots must be 1 to {MOST_SLOTS:,}: {target}")
@@ -167,20 +170,20 @@ class RunDesk:
 
     async def nudge(self, command: NudgeThrottle, id: str) -> Outcome:
         """Add to the slots; becomes MANUAL."""
-        self._need()
+        await self._opened()
         target = min(MOST_SLOTS, max(1, self._steering().target + command.by))
         return await self.throttle(Throttle(target), id)
 
     async def set_weights(self, command: SetWeights, id: str) -> Outcome:
         """Share the slots among partitions in other proportions."""
-        self._need().set_weights(command.weights)
+        (await self._opened()).set_weights(command.weights)
         said = "weights " + ", ".join(f"{n}={w:g}" for n, w in command.weights.items())
         self.feed.emit("weights", said, id)
         return Outcome(0, said)
 
     async def retry_failed(self, command: RetryFailed, id: str) -> Outcome:
         """Queue the rows that failed for good again."""
-        count = self._need().retry_failed()
+        count = (await self._opened()).retry_failed()
         said = f"{count} failed rows are queued again" if count else "no row has failed"
         self.feed.emit("retry", said, id)
         return Outcome(0, said)
@@ -192,14 +195,22 @@ class RunDesk:
         if self.remembered.run is not None:
             path = self.remembered.run.path
             self.waiting = _waiting(path, RunState.LOADING, "", self._now())
+        else:
+            self._is_settled.set()
 
     async def reopen(self) -> None:
         """Take up the run that an earlier kvctld had open."""
+        try:
+            await self._take_up()
+        finally:
+            self._is_settled.set()
+
+    async def _take_up(self) -> None:
         record = self.remembered.run
         if record is None:
             return
         async with self._opening:
-            if self.driver is not None:
+            if self.driver is not None or self.remembered.run is not record:
                 return  # the operator was quicker
             try:
                 driver = await self._open(record.path, force=False)
@@ -244,6 +255,11 @@ class RunDesk:
             raise CommandRefused("no run is open: `kvctl run start FILE` starts one")
         return self.driver
 
+    async def _opened(self) -> RunDriver:
+        """Return the open run, waiting for one that is just being taken up."""
+        await self._is_settled.wait()
+        return self._need()
+
     def _steering(self) -> Steering:
         assert self.steering is not None
         return self.steering
@@ -262,6 +278,8 @@ class RunDesk:
     async def _open(self, path: str, force: bool) -> RunDriver:
         spec = load_run(path)
         urls = resolve_servers(spec, self.servers)
+        for url in urls:
+            self.servers.watch_url(url)
         watch = self.servers.at_url(urls[0])
         if watch is not None and watch.info is None:
             await watch.learn()
@@ -344,7 +362,14 @@ class RunDesk:
 
 def _waiting(path: str, state: RunState, reason: str, now: float) -> Run:
     """Return a run of which only the file is known yet."""
-    return Run(Path(path).stem, path, "", state, now, reason)
+    return Run(_name_in(path), path, "", state, now, reason)
+
+
+def _name_in(path: str) -> str:
+    try:
+        return load_run(path).name
+    except KvctlError:
+        return Path(path).stem  # why it cannot be read is told when it is taken up
 
 
 def _partition_lines(view: Run) -> list[str]:

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from kvctl.core.controller.checking import Situation, outcome_of
 from kvctl.core.controller.commands import (
     CancelStart,
     CheckPreset,
@@ -20,7 +21,6 @@ from kvctl.core.controller.launching import (
     Prepared,
     StartFailed,
     begin_ledger,
-    check_document,
     is_lost,
     prepare,
     refuse_if_failed,
@@ -67,14 +67,8 @@ class Sequences:
         """Run the preflight of a preset and say what a restart would change."""
         replaced = self.desk.watches.get(command.server or self.desk.default_name())
         prepared = await self._prepare(command.preset, replaced)
-        failed = [line for line in prepared.lines if line.ok.value == "fail"]
-        said = f"{len(failed)} of {len(prepared.lines)} checks failed" if failed else "may start"
-        return Outcome(
-            0 if not failed else CommandRefused.exit_status,
-            f"preset {command.preset}: {said}",
-            tuple(f"{line.ok.value}: {line.name}: {line.text}" for line in prepared.lines),
-            check_document(prepared, replaced),
-        )
+        situation = self._situation(replaced)
+        return await asyncio.to_thread(outcome_of, prepared, situation, self.ledger)
 
     async def start(self, command: StartServer, id: str) -> Outcome:
         """Launch a preset under a name that serves nothing now."""
@@ -204,9 +198,7 @@ class Sequences:
             self._close_record(watch, watch.state_reason)
         self.desk.drop(watch)
 
-    def _launch(
-        self, prepared: Prepared, name: str, old: ServerWatch | None = None
-    ) -> ServerWatch:
+    def _launch(self, prepared: Prepared, name: str, old: ServerWatch | None = None) -> ServerWatch:
         try:
             record = spawn(self.desk.host, prepared, name, self._uuids(prepared.plan))
         except LaunchFailed as failed:
@@ -289,11 +281,21 @@ class Sequences:
         ports = {
             port_of(w.record.url): w.record.name
             for w in self.desk.watches.values()
-            if w is not replaced and not is_lost(w.state)
+            if w is not replaced and w.identity is not None and not is_lost(w.state)
         }
         view = await self.gpus.read(fresh=True)
         return await prepare(
             self.desk.host, preset, view, self.catalogues, self._replaced(gone), ports
+        )
+
+    def _situation(self, watch: ServerWatch | None) -> Situation:
+        is_running = watch is not None and not is_lost(watch.state)
+        return Situation(
+            watch.flags if watch is not None and is_running else (),
+            watch.startup.pool_tokens if watch is not None and is_running else None,
+            self.run.view(),
+            is_running,
+            self.desk.host.clock.wall(),
         )
 
     def _replaced(self, watch: ServerWatch | None) -> Replaced | None:

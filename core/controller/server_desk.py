@@ -19,7 +19,7 @@ from kvctl.core.controller.store import EventFeed
 from kvctl.core.domain.errors import CommandRefused, KvctlError, UsageError
 from kvctl.core.domain.launch_plan import LaunchPlan
 from kvctl.core.domain.membership import KnownServer, LaunchState
-from kvctl.core.domain.server import LaunchFlag, Server
+from kvctl.core.domain.server import LaunchFlag, Server, ServerState
 from kvctl.core.servers.discover import discover
 from kvctl.core.servers.ending import launch_group
 
@@ -66,8 +66,9 @@ class ServerDesk:
         raise UsageError(f"several servers: choose with --server: {self._names()}")
 
     def at_url(self, url: str) -> ServerWatch | None:
-        """Return the watch of a URL."""
-        return next((w for w in self.watches.values() if same_url(w.record.url, url)), None)
+        """Return the watch of a URL; of several the one that is not over."""
+        there = [w for w in self.watches.values() if same_url(w.record.url, url)]
+        return next((w for w in there if not _is_over(w)), there[0] if there else None)
 
     def default_name(self) -> str:
         """Return the name a start takes when none is given: the one managed server's."""
@@ -95,7 +96,9 @@ class ServerDesk:
             return
         mine = {known.identity for known in self.known()}
         for found in discover(self.host.processes):
-            if found.identity not in mine and self.at_url(found.url) is None:
+            there = self.at_url(found.url)
+            is_free = there is None or there.identity is None or _is_over(there)
+            if found.identity not in mine and is_free:
                 self.watch(found_record(found, self._free_name(found.url)))
                 who = f"pid {found.identity.pid} ({found.user})"
                 self.feed.emit("found", f"SGLang at {found.url}, {who}: watched, not touched")
@@ -140,12 +143,22 @@ class ServerDesk:
         return Outcome(0, f"{watch.record.name} is not watched any more; it goes on")
 
     def watch(self, record: ServerRecord, plan: LaunchPlan | None = None) -> ServerWatch:
-        """Begin to read a server."""
+        """Begin to read a server; what was known of its URL alone makes room for it."""
+        there = self.at_url(record.url)
+        if there is not None and there.identity is None:
+            self.drop(there)
         watch = ServerWatch(self.host, self.feed, record, self.on_sample)
         watch.flags = plan.flags if plan is not None else self._flags_of(record)
         self.watches[record.name] = watch
         watch.start()
         return watch
+
+    def watch_url(self, url: str) -> None:
+        """Watch what a run sends to, whether it answers already or not."""
+        if self.at_url(url) is None:
+            record = self._adopted(AdoptServer(url))
+            self.watch(record)
+            self.remember(record)
 
     def drop(self, watch: ServerWatch) -> None:
         """Stop reading a server and take it off the list."""
@@ -215,3 +228,7 @@ class ServerDesk:
         if match is not None:
             return found_record(match, command.server or self._free_name(match.url))
         return ServerRecord(command.server or self._free_name(url), url.rstrip("/"), False)
+
+
+def _is_over(watch: ServerWatch) -> bool:
+    return watch.state in (ServerState.FAILED, ServerState.STOPPED)

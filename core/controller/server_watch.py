@@ -68,6 +68,7 @@ class ServerWatch:
     last_line: str = ""
     last_line_at: float | None = None
     errors: int = 0
+    _are_metrics_off: bool = False
     _causes: list[LogRecord] = field(default_factory=list)
     _tasks: list["asyncio.Task[None]"] = field(default_factory=list)
 
@@ -100,9 +101,16 @@ class ServerWatch:
     def start(self) -> None:
         """Begin to read every source."""
         clock = self.host.clock
-        loads = Poll("loads", LOADS_S, self.engine.loads, self._take_loads, self._miss_loads)
+        loads = Poll(
+            "loads", LOADS_S, self.engine.loads, self._take_loads, self._miss_loads, self._is_back
+        )
         metrics = Poll(
-            "metrics", METRICS_S, self.engine.metrics, self._take_metrics, self._no_metrics
+            "metrics",
+            METRICS_S,
+            self.engine.metrics,
+            self._take_metrics,
+            self._no_metrics,
+            lambda: self._is_back() and not self._are_metrics_off,
         )
         self._tasks = [
             asyncio.create_task(loads.run(clock)),
@@ -246,6 +254,10 @@ class ServerWatch:
         self.decode = decoding.fold_loads(self.decode, reading, now)
         self.on_sample(self)
 
+    def _is_back(self) -> bool:
+        """Return whether the server answered since the loop failed, as after a start."""
+        return self.last_answer_at is not None and self.probe_cause is None
+
     def _miss_loads(self, failure: ProbeFailed) -> None:
         self.probe_cause = str(failure)
 
@@ -253,7 +265,8 @@ class ServerWatch:
         self.decode = decoding.fold_metrics(self.decode, reading, self.host.clock.monotonic())
 
     def _no_metrics(self, failure: ProbeFailed) -> None:
-        if failure.cause == "off":
+        self._are_metrics_off = failure.cause == "off"
+        if self._are_metrics_off:
             why = "the server runs without --enable-metrics"
             self.decode = decoding.fold_no_metrics(self.decode, why)
 

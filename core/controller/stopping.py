@@ -15,6 +15,7 @@ from kvctl.core.domain.errors import CommandRefused, KvctlError
 from kvctl.core.domain.gpus import GpuView, HolderKind, ProcessFacts, ProcessIdentity
 from kvctl.core.domain.holding import describe
 from kvctl.core.domain.membership import KnownServer
+from kvctl.core.domain.run import Run
 from kvctl.core.ports import ProbeFailed
 from kvctl.core.servers.ending import EndReport, end_group, end_processes, launch_group
 
@@ -40,6 +41,9 @@ class RunInterplay(Protocol):
 
     def in_flight_at(self, url: str) -> int:
         """Return the run's own requests at a server, now or when its counts were read."""
+
+    def view(self) -> Run | None:
+        """Return the open run, None without one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,6 +75,8 @@ class Snapshot:
     operating_points: tuple[OperatingPoint, ...] = ()
     busy_command: str | None = None
     """What is being carried out now (restart, kill), in words."""
+    last_good_preset: str | None = None
+    """The preset that served last; where a failed start can go back to."""
     operators: tuple[str, ...] = ()
     """Names of attached panels."""
 

@@ -15,7 +15,8 @@ from kvctl.core.runs.folder import Settings
 from kvctl.core.runs.gate import OPERATOR, Gate
 from kvctl.core.runs.harvest import HarvestCount, HarvestReport, cut_all
 from kvctl.core.runs.journal import DiskTrouble, Journal, Offload, in_thread
-from kvctl.core.runs.opening import OpenedRun, OpenOptions, open_run
+from kvctl.core.runs.opened import OpenedRun
+from kvctl.core.runs.opening import OpenOptions, open_run
 from kvctl.core.runs.pump import Pump, RunHooks
 from kvctl.core.runs.sending import Sender
 from kvctl.core.runs.slots import ServerFacts, ServerSlots

@@ -1,12 +1,15 @@
 """Cutting what is in flight at a server, and what came of it."""
 
+import asyncio
+import contextlib
 from dataclasses import dataclass, field
 
-from kvctl.core.clock import Clock
+from kvctl.core.clock import Clock, within
 from kvctl.core.ports import TransportFailed
 from kvctl.core.runs.slots import Flight, ServerSlots
 
 _AGAIN_S = 1.0
+_AT_ONCE = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,19 +97,18 @@ async def cut_all(
 
 
 async def _abort_each(slots: ServerSlots, flights: list[Flight]) -> None:
-    for flight in flights:
-        if not flight.is_sent or flight.ended.is_set():
-            continue
-        try:
-            await slots.generator.abort(flight.rid)
-        except TransportFailed:
+    rids = [f.rid for f in flights if f.is_sent and not f.ended.is_set()]
+    for first in range(0, len(rids), _AT_ONCE):
+        calls = [slots.generator.abort(rid) for rid in rids[first : first + _AT_ONCE]]
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        for problem in filter(None, results):
+            if not isinstance(problem, TransportFailed):
+                raise problem
             return
 
 
 async def _wait_ended(flights: list[Flight], clock: Clock, seconds: float) -> None:
     """Wait until all have ended, or that long."""
-    steps = 20
-    for _ in range(steps):
-        if all(flight.ended.is_set() for flight in flights):
-            return
-        await clock.sleep(max(0.0, seconds) / steps)
+    ended = asyncio.gather(*(flight.ended.wait() for flight in flights))
+    with contextlib.suppress(TimeoutError):
+        await within(clock, max(0.0, seconds), ended)

@@ -6,37 +6,30 @@ moved aside, and that is reported.
 
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kvctl.core.domain.errors import CommandRefused, RunFileError
-from kvctl.core.domain.runfile import RunSpec
+from kvctl.core.domain.runfile import RunFileProblems, RunSpec
 from kvctl.core.runs.counters import Counters, PartitionCounters
 from kvctl.core.runs.folder import (
     MANIFEST,
     SPOOL,
     FolderLock,
-    Settings,
     read_object,
     read_settings,
     settle_manifest,
     take_folder,
     write_skipped,
 )
-from kvctl.core.runs.foreign import DoneElsewhere, read_done_from
 from kvctl.core.runs.inputs import ModelFacts, PartitionIndex, index_partition
-from kvctl.core.runs.journal import (
-    ERRORS,
-    PARTIALS,
-    RESPONSES,
-    STREAMS,
-    DiskTrouble,
-    parts_of,
-)
-from kvctl.core.runs.records import ErrorHead, PartialHead, ResponseHead, sampling_hash
-from kvctl.core.runs.scan import ScanNotes, read_stream, refuse_damage, repair_tails, torn_stamp
-from kvctl.core.runs.schedule import Job, PartialAt, Schedule
+from kvctl.core.runs.journal import STREAMS, DiskTrouble, parts_of
+from kvctl.core.runs.opened import OpenedRun
+from kvctl.core.runs.readback import read_back
+from kvctl.core.runs.records import sampling_hash
+from kvctl.core.runs.scan import refuse_damage, repair_tails, torn_stamp
+from kvctl.core.runs.schedule import Schedule
 from kvctl.core.runs.templates import load_renderer, vocabulary_of
 
 
@@ -56,31 +49,6 @@ class OpenOptions:
     """Longest prompt and answer together that the server takes; None: not checked."""
     model: str | None = None
     weight_version: str | None = None
-
-
-@dataclass(slots=True)
-class OpenedRun:
-    """Everything that is known before the first request."""
-
-    spec: RunSpec
-    folder: Path
-    lock: FolderLock
-    run8: str
-    """Eight characters that begin every request id of this run."""
-    manifest: dict[str, Any]
-    facts: ModelFacts
-    indexes: list[PartitionIndex]
-    schedule: Schedule
-    counters: Counters
-    settings: Settings
-    tries: dict[tuple[int, int], Job] = field(default_factory=dict)
-    """Attempts so far of rows that failed at least once."""
-    failed: dict[tuple[int, int], Job] = field(default_factory=dict)
-    """Rows in errors.jsonl for good."""
-    notes: ScanNotes = field(default_factory=ScanNotes)
-    elsewhere: DoneElsewhere = field(default_factory=DoneElsewhere)
-    unknown_answers: int = 0
-    """Answers in the journal whose row is in no input."""
 
 
 def model_folder(spec: RunSpec, options: OpenOptions, before: Mapping[str, Any]) -> str | None:
@@ -106,7 +74,7 @@ def index_run(
     """Check the inputs of every partition; every problem that refuses the run in one go.
 
     Raises:
-        RunFileError: One line a partition that cannot be used.
+        RunFileProblems: One line a partition that cannot be used.
     """
     indexes: list[PartitionIndex] = []
     problems: list[str] = []
@@ -120,7 +88,7 @@ def index_run(
             problems.append(f"{spec.path}: {partition.name}: its input files hold no rows")
         indexes.append(index)
     if problems:
-        raise RunFileError("\n".join(problems))
+        raise RunFileProblems(problems)
     return indexes
 
 
@@ -192,7 +160,7 @@ def _open_locked(spec: RunSpec, options: OpenOptions, wall: float, lock: FolderL
         settings=read_settings(folder, spec.concurrency),
     )
     repair_tails(folder, opened.notes, stamp=torn_stamp(wall))
-    _read_back(opened)
+    read_back(opened)
     refuse_damage(opened.notes, accept=options.accept_damage)
     write_skipped(folder, [row for index in indexes for row in index.skipped])
     return opened
@@ -228,93 +196,3 @@ def _manifest(
             for n, i in zip(names, indexes, strict=True)
         },
     }
-
-
-def _read_back(opened: OpenedRun) -> None:
-    rows = {index.spec.name: (n, index.rows) for n, index in enumerate(opened.indexes)}
-    _read_responses(opened, rows)
-    if opened.spec.done_from:
-        _read_elsewhere(opened, rows)
-    _read_errors(opened, rows)
-    _read_partials(opened, rows)
-
-
-Rows = Mapping[str, tuple[int, dict[str, int]]]
-
-
-def _place(rows: Rows, partition: str, name: str) -> tuple[int, int] | None:
-    number, ids = rows.get(partition, (0, {}))
-    row = ids.get(name)
-    return None if row is None else (number, row)
-
-
-def _read_responses(opened: OpenedRun, rows: Rows) -> None:
-    counters, lanes = opened.counters, opened.schedule.lanes
-    for line in read_stream(opened.folder, RESPONSES, ResponseHead, opened.notes):
-        head = line.head
-        place = _place(rows, head.partition, head.id)
-        if place is None:
-            opened.unknown_answers += 1
-            continue
-        number, row = place
-        if lanes[number].taken[row]:
-            counters.duplicates += 1
-            continue
-        opened.schedule.mark_done(number, row)
-        opened.schedule.mark_scouted(number, 1)
-        capped = head.finish_reason.type == "length"
-        counters.accept(number, head.completion_tokens, head.prompt_tokens, capped)
-        part = counters.partitions[number]
-        part.last_wall = max(part.last_wall or 0.0, head.t_done) or None
-
-
-def _read_elsewhere(opened: OpenedRun, rows: Rows) -> None:
-    found = read_done_from(opened.spec.done_from, rows)
-    opened.elsewhere = found
-    for number, row in found.done:
-        if not opened.schedule.lanes[number].taken[row]:
-            opened.schedule.mark_done(number, row)
-            opened.counters.partitions[number].done += 1
-            opened.counters.partitions[number].elsewhere += 1
-
-
-def _read_errors(opened: OpenedRun, rows: Rows) -> None:
-    for line in read_stream(opened.folder, ERRORS, ErrorHead, opened.notes):
-        head = line.head
-        place = _place(rows, head.partition, head.id)
-        if place is None or opened.schedule.lanes[place[0]].taken[place[1]]:
-            continue
-        job = Job(*place, attempt=head.attempt + 1, failures=head.counted)
-        if head.is_final:
-            opened.failed[place] = job
-        else:
-            opened.failed.pop(place, None)
-        opened.tries[place] = job
-    for number, row in opened.failed:
-        opened.schedule.mark_done(number, row)
-        opened.counters.partitions[number].failed += 1
-
-
-def _read_partials(opened: OpenedRun, rows: Rows) -> None:
-    latest: dict[tuple[int, int], PartialAt] = {}
-    attempts: dict[tuple[int, int], int] = {}
-    for line in read_stream(opened.folder, PARTIALS, PartialHead, opened.notes):
-        head = line.head
-        place = _place(rows, head.partition, head.id)
-        if place is None or opened.schedule.lanes[place[0]].taken[place[1]]:
-            continue
-        attempts[place] = head.attempt + 1
-        at = PartialAt(str(line.file), line.offset, head.n_output, head.numerics)
-        # An empty one says that the row starts again.
-        if head.n_output:
-            latest[place] = at
-        else:
-            latest.pop(place, None)
-    for place, attempt in attempts.items():
-        job = opened.tries.setdefault(place, Job(*place))
-        job.attempt = max(job.attempt, attempt)
-    for place, at in latest.items():
-        job = opened.tries[place]
-        opened.schedule.add_partial(
-            Job(*place, attempt=job.attempt, failures=job.failures, partial=at)
-        )

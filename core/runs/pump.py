@@ -10,7 +10,7 @@ from kvctl.core.clock import Clock
 from kvctl.core.runs.folder import ManifestDiffers, settle_manifest
 from kvctl.core.runs.gate import Gate
 from kvctl.core.runs.journal import Journal, Offload
-from kvctl.core.runs.opening import OpenedRun
+from kvctl.core.runs.opened import OpenedRun
 from kvctl.core.runs.schedule import Job
 from kvctl.core.runs.sending import Sender
 from kvctl.core.runs.slots import Flight, ServerFacts, ServerSlots

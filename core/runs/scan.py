@@ -7,7 +7,7 @@ stops the resume with its offset.
 
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -67,6 +67,8 @@ class ScanNotes:
 
     damages: list[Damage] = field(default_factory=list)
     torn: list[Torn] = field(default_factory=list)
+    tails: list[Damage] = field(default_factory=list)
+    """Torn last lines of the newest parts, where a scan only looks."""
     blank: int = 0
 
 
@@ -138,26 +140,53 @@ def _decodes(stream: str, line: bytes) -> bool:
     return True
 
 
-def read_stream(folder: Path, stream: str, kind: type[H], notes: ScanNotes) -> Iterator[Line[H]]:
-    """Yield every whole line of a stream, oldest first; what is not whole goes to the notes."""
+def read_stream(
+    folder: Path, stream: str, kind: type[H], notes: ScanNotes, *, keeps_tail: bool = False
+) -> Iterator[Line[H]]:
+    """Yield every whole line of a stream, oldest first; what is not whole goes to the notes.
+
+    Args:
+        folder: The output folder.
+        stream: One of `STREAMS`.
+        kind: What is decoded of each line.
+        notes: Takes damage.
+        keeps_tail: The last line of the newest part may be torn, or be written just now, and is
+            noted as a tail: for those who only look. Without it `repair_tails` went before.
+    """
     decode = msgspec.json.Decoder(kind).decode
-    for file in parts_of(folder, stream):
+    parts = parts_of(folder, stream)
+    for file in parts:
+        bad: Damage | None = None
         offset = 0
         with file.open("rb", buffering=1 << 20) as opened:
             for number, line in enumerate(opened, 1):
+                if bad is not None:
+                    notes.damages.append(bad)
                 start, offset = offset, offset + len(line)
-                if not line.strip():
+                head, bad = _read_line(decode, line, Damage(file.name, start, number, ""))
+                if head is not None:
+                    yield Line(head, file, start, len(line))
+                elif bad is None:
                     notes.blank += 1
-                    continue
                 if not line.endswith(b"\n"):
-                    notes.damages.append(Damage(file.name, start, number, "no line end"))
-                    continue
-                try:
-                    head = decode(line)
-                except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-                    notes.damages.append(Damage(file.name, start, number, str(error)))
-                    continue
-                yield Line(head, file, start, len(line))
+                    break  # the end; what a writer adds meanwhile would look like a line of its own
+        if bad is not None:
+            is_tail = keeps_tail and file == parts[-1]
+            (notes.tails if is_tail else notes.damages).append(bad)
+
+
+def _read_line(
+    decode: Callable[[bytes], H], line: bytes, at: Damage
+) -> tuple[H | None, Damage | None]:
+    """Return what a line holds, or why it is not whole; neither for a blank one."""
+    if not line.strip():
+        return None, None
+    if not line.endswith(b"\n"):
+        return None, replace(at, detail="no line end")
+    try:
+        return decode(line), None
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        return None, replace(at, detail=str(error))
 
 
 def refuse_damage(notes: ScanNotes, *, accept: bool) -> None:

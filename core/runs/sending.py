@@ -33,7 +33,7 @@ from kvctl.core.runs.answers import (
 from kvctl.core.runs.harvest import HarvestCount
 from kvctl.core.runs.inputs import Prompt
 from kvctl.core.runs.journal import ERRORS, PARTIALS, RESPONSES, Journal, Offload, Where, in_thread
-from kvctl.core.runs.opening import OpenedRun
+from kvctl.core.runs.opened import OpenedRun
 from kvctl.core.runs.records import Partial, line_of, prompt_hash, read_partial
 from kvctl.core.runs.rows import RowRejected
 from kvctl.core.runs.schedule import Job, PartialAt

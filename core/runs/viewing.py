@@ -10,13 +10,12 @@ from kvctl.core.domain.progress import (
     Work,
     expected_length,
     remaining_s,
-    sum_lengths,
 )
 from kvctl.core.domain.run import Partition, PartitionState, Run, RunState
 from kvctl.core.domain.runfile import RunSpec
 from kvctl.core.runs.counters import PartitionCounters
 from kvctl.core.runs.journal import Journal
-from kvctl.core.runs.opening import OpenedRun
+from kvctl.core.runs.opened import OpenedRun
 from kvctl.core.runs.slots import Flight, ServerSlots
 
 
@@ -180,9 +179,15 @@ def _rate(opened: OpenedRun, works: list[Work], standing: Standing) -> float | N
 
 
 def _held(opened: OpenedRun) -> float | None:
-    open_ones = [p for p in opened.counters.partitions if p.done + p.failed < p.total]
-    lengths = sum_lengths([p.lengths for p in open_ones or opened.counters.partitions])
-    return held_tokens(lengths.prompt_mean, lengths.total, lengths.squares)
+    """Return k of what is in flight: the partitions' own k, weighted by their requests."""
+    parts = opened.counters.partitions
+    busy = [p for p in parts if p.in_flight and p.lengths.count]
+    chosen = busy or [p for p in parts if p.done + p.failed < p.total] or parts
+    weights = [max(1, p.in_flight) for p in chosen]
+    each = [held_tokens(p.lengths.prompt_mean, p.lengths.total, p.lengths.squares) for p in chosen]
+    known = [(k, w) for k, w in zip(each, weights, strict=True) if k is not None]
+    total = sum(weight for _, weight in known)
+    return sum(k * weight for k, weight in known) / total if total else None
 
 
 def _figure(rate: Rate, now: float) -> Figure:

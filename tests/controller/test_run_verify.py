@@ -16,7 +16,7 @@ from kvctl.core.runs.verify import VerifyReport, verify
 @pytest.fixture
 async def folder(tmp_path: Path) -> Path:
     """A finished run of five rows and one that could not be sent."""
-    rows = [*ids_rows(5), {"id": "bad", "input_ids": [-3]}]
+    rows: list[dict[str, object]] = [*ids_rows(5), {"id": "bad", "input_ids": [-3]}]
     write_run(tmp_path, {"B": rows}, tokens=6)
     clock = ManualClock()
     spec = load_run(tmp_path / "run.toml")

@@ -40,7 +40,12 @@ async def test_a_check_against_a_running_server_shows_what_would_change(rig: Rig
     await rig.serving()
     outcome = await rig.submit(CheckPreset("large"))
     assert outcome.is_done, outcome
-    assert {"flag": "mem-fraction-static", "now": "0.8", "after": "0.9"} in outcome.data["diff"]
+    assert {
+        "flag": "mem-fraction-static",
+        "now": "0.8",
+        "after": "0.9",
+        "kind": "flag",
+    } in outcome.data["diff"]
     assert "ok: GPU memory: no process but ours" in outcome.observed
 
 
@@ -229,7 +234,10 @@ async def test_gpus_that_stay_full_after_a_failed_start_are_never_called_clean(r
 @pytest.mark.parametrize(
     ("spoil", "word"),
     [
-        (lambda server: setattr(server.generator, "judge", lambda _: reply_error(500, "boom")), "boom"),
+        (
+            lambda server: setattr(server.generator, "judge", lambda _: reply_error(500, "boom")),
+            "boom",
+        ),
         (lambda server: server.hang(), "no answer"),
         (lambda server: setattr(server.generator, "is_up", False), "refused"),
     ],

@@ -1,8 +1,9 @@
 """Runs against a real SGLang server: throttled, harvested, continued, and killed under."""
 
 import asyncio
+import contextlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -46,17 +47,19 @@ async def until(driver: RunDriver, condition: Callable[[], bool]) -> None:
     assert await driver.until(condition, PATIENCE_S)
 
 
-async def opened(path: Path, url: str) -> RunDriver:
+@contextlib.asynccontextmanager
+async def driving(path: Path, url: str) -> AsyncIterator[RunDriver]:
     driver = RunDriver(load_run(path), RealClock(), [lambda: AiohttpGenerator(url)])
     await driver.open()
     driver.start()
-    return driver
+    try:
+        yield driver
+    finally:
+        await driver.close(keep=False)
 
 
 async def finished(driver: RunDriver) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        await driver.finished()
-    await driver.close()
+    await until(driver, lambda: driver.gate.is_finished)
 
 
 def outputs(folder: Path, name: str) -> dict[tuple[str, str], list[int]]:
@@ -83,9 +86,24 @@ async def test_a_throttled_and_harvested_run_gives_the_uninterrupted_answers(
     engine: EngineServer, tmp_path: Path
 ) -> None:
     plain = write_run(tmp_path, "plain", tokens=120, concurrency=12)
-    await finished(await opened(plain, engine.url))
+    async with driving(plain, engine.url) as driver:
+        await finished(driver)
     cut = write_run(tmp_path, "cut", tokens=120, concurrency=12)
-    driver = await opened(cut, engine.url)
+    async with driving(cut, engine.url) as driver:
+        reports = await cut_three_times(driver)
+    assert sum(report.kept_tokens for report in reports) > 200
+    assert sum(report.dropped_tokens + report.unanswered for report in reports) == 0
+    assert outputs(tmp_path, "cut") == outputs(tmp_path, "plain")
+    whole(verify(load_run(cut)))
+    records = (tmp_path / "cut" / "raw_responses.jsonl").read_text()
+    continued = [r for r in map(json.loads, records.splitlines()) if "segments" in r]
+    assert len(continued) > 5
+    for record in continued:
+        assert sum(s["n"] for s in record["segments"]) == len(record["output_ids"]) == 120
+
+
+async def cut_three_times(driver: RunDriver) -> list[HarvestReport]:
+    """Drive a run to its end with three harvests and changes of its target."""
     reports: list[HarvestReport] = []
     for goal, target in ((6, 20), (20, 3), (35, 16)):
         await until(driver, lambda goal=goal: done(driver) >= goal)  # type: ignore[misc]
@@ -100,15 +118,7 @@ async def test_a_throttled_and_harvested_run_gives_the_uninterrupted_answers(
     await until(driver, lambda: driver.in_flight() == 2)
     driver.set_target(12)
     await finished(driver)
-    assert sum(report.kept_tokens for report in reports) > 200
-    assert sum(report.dropped_tokens + report.unanswered for report in reports) == 0
-    assert outputs(tmp_path, "cut") == outputs(tmp_path, "plain")
-    whole(verify(load_run(cut)))
-    records = (tmp_path / "cut" / "raw_responses.jsonl").read_text()
-    continued = [r for r in map(json.loads, records.splitlines()) if "segments" in r]
-    assert len(continued) > 5
-    for record in continued:
-        assert sum(s["n"] for s in record["segments"]) == len(record["output_ids"]) == 120
+    return reports
 
 
 @pytest.fixture
@@ -136,14 +146,14 @@ async def test_a_server_killed_mid_run_costs_no_row(
 ) -> None:
     server, start_again = restarted
     path = write_run(tmp_path, "killed", tokens=80, concurrency=12)
-    driver = await opened(path, server.url)
-    await until(driver, lambda: done(driver) >= 10)
-    server.stop()
-    await until(driver, lambda: driver.view(0.0).state is RunState.HOLDING)
-    assert driver.in_flight() == 0
-    before = done(driver)
-    assert before < 2 * EACH
-    await asyncio.to_thread(start_again)
-    await finished(driver)
+    async with driving(path, server.url) as driver:
+        await until(driver, lambda: done(driver) >= 10)
+        server.stop()
+        await until(driver, lambda: driver.in_flight() == 0)
+        assert driver.view(0.0).state is RunState.HOLDING
+        assert done(driver) < 2 * EACH
+        await asyncio.to_thread(start_again)
+        await finished(driver)
+        assert driver.view(0.0).failed == 0
     assert len(outputs(tmp_path, "killed")) == 2 * EACH
     whole(verify(load_run(path)))

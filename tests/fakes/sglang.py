@@ -80,7 +80,8 @@ class FakeServer:
                 taken_wall=taken,
                 running=running,
                 queued=whole - running,
-                used_tokens=int(usage * self.pool_tokens),
+                # Tokens come and go: only a pool that stands still makes none.
+                used_tokens=int(usage * self.pool_tokens) + int(self.time.monotonic()) % 7,
                 pool_tokens=self.pool_tokens,
                 token_usage=usage,
                 gen_throughput=running * 10.0 if running else None,
@@ -101,7 +102,7 @@ class World:
     """The API key of every engine that was opened."""
 
     def at(self, url: str) -> FakeServer | None:
-        server = self.servers.get(url.rstrip("/"))
+        server = self.servers.get(url.rstrip("/").replace("localhost", "127.0.0.1"))
         return server if server is not None and server.is_up else None
 
     def write(self, path: str, *lines: str) -> None:

@@ -5,10 +5,12 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 
 from kvctl.core.cli.parser import build_parser
+from kvctl.tui import keytable
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ("README.md", "CONTRIBUTING.md")
@@ -46,3 +48,16 @@ def test_the_readme_tells_the_test_command_that_ci_runs() -> None:
     command = "python3 tests/check.py"
     assert command in (ROOT / "README.md").read_text("utf-8")
     assert "tests/check.py" in (ROOT / ".ci" / "run").read_text("utf-8")
+
+
+def test_the_key_table_of_the_readme_is_the_registrys() -> None:
+    text = (ROOT / "README.md").read_text("utf-8")
+    table = text.split("<!-- keys: python -m kvctl.tui.keytable -->")[1]
+    assert table.split("<!-- end of keys -->")[0].strip() == keytable.markdown()
+
+
+def test_the_picture_of_the_readme_is_in_the_repository() -> None:
+    text = (ROOT / "README.md").read_text("utf-8")
+    pictures = re.findall(r"!\[[^]]*\]\(([^)]+)\)", text)
+    assert pictures
+    assert all((ROOT / unquote(picture)).is_file() for picture in pictures)

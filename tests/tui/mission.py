@@ -383,6 +383,7 @@ FAILED = replace(
     STARTING,
     wall=moment(14, 28, 20),
     gpus=IDLE_GPUS,
+    last_good_preset="hicache-bf16",
     servers=(
         replace(
             SERVER,

@@ -231,9 +231,9 @@ async def test_a_failed_start_offers_its_card_with_cause_and_evidence() -> None:
                           "4163  [14:28:09 TP3] torch.OutOfMemoryError",
                           "nothing lost: 12,434 answers and 44 partials")  # fmt: skip
         await panel.press("b")
-        await panel.shows("Start ── baseline", "✓ rules: 3 kept")
+        await panel.shows("Start ── hicache-bf16", "✓ rules: 3 kept")
         await panel.press("y")
-        await panel.until(lambda: panel.feed.submitted[-1] == StartServer("baseline"))
+        await panel.until(lambda: panel.feed.submitted[-1] == StartServer("hicache-bf16"))
 
 
 async def test_cancelling_a_start_asks_first() -> None:
