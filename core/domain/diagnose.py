@@ -220,7 +220,8 @@ def _too_many_slots(run: Run, load: _Load, why: tuple[Why, ...]) -> Verdict:
         "Tokens a second will not change; answers would come sooner with fewer slots."
     )
     auto = f" (~{run.auto_target} slots)" if run.auto_target else ""
-    return Verdict(VerdictWord.LEVER, sentence, f"a AUTO{auto}", why)
+    short = f"KV-bound: {run.in_flight} sent, {load.running:.0f} decode, {load.queued:.0f} wait for nothing."
+    return Verdict(VerdictWord.LEVER, sentence, f"a AUTO{auto}", why, short, f"a AUTO{auto}")
 
 
 def _limit(scene: Scene, load: _Load, why: tuple[Why, ...]) -> Verdict:
@@ -231,7 +232,9 @@ def _limit(scene: Scene, load: _Load, why: tuple[Why, ...]) -> Verdict:
         f"KV-bound{where}: {thousands(load.pool)} tokens hold ~{fit:.0f} requests of "
         f"{kilo_tokens(held)} each, {load.running:.0f} decode. More slots would only wait."
     )
-    return Verdict(VerdictWord.LIMIT, sentence, _better_preset(scene) + _done_at(scene), why)
+    short = f"KV-bound{where}: {thousands(load.pool)} tokens hold ~{fit:.0f}; {load.running:.0f} decode."
+    lever = _better_preset(scene) + _done_at(scene)
+    return Verdict(VerdictWord.LIMIT, sentence, lever, why, short, "More slots only wait.")
 
 
 def _open_partitions(run: Run | None) -> str:

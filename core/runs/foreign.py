@@ -7,7 +7,7 @@ U+FFFD. Only a good answer counts as done.
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +38,21 @@ class ForeignRecord:
     partition: str | None
     kind: ForeignKind
     record: Mapping[str, Any]
+    offset: int = 0
+    """Bytes from the start of the file to its line."""
     is_recovered: bool = False
     """Cut out of a glued line: shown as such, not counted as done."""
+
+    @property
+    def is_answer(self) -> bool:
+        """Whether its row is done with it.
+
+        kvctl's own records (they carry `v`) count as it would count them: an answer that ended
+        at max_new_tokens is an answer.
+        """
+        is_own = isinstance(self.record.get("v"), int)
+        good = {ForeignKind.GOOD, ForeignKind.TRUNCATED} if is_own else {ForeignKind.GOOD}
+        return self.kind in good
 
 
 @dataclass(slots=True)
@@ -84,7 +97,7 @@ def read_records(
                 found, what = _read_line(line, number, keys)
                 if what:
                     bad.append(BadLine(number, start, what))
-                yield from found
+                yield from (replace(record, offset=start) for record in found)
     except OSError as error:
         raise RunFileError(f"{file}: cannot be read: {error.strerror}") from error
 
@@ -114,16 +127,14 @@ def _read_broken(
         except (ValueError, RecursionError):
             at = text.find("{", at + 1)
             continue
-        record = _record(found, number, keys, is_recovered=True)
+        record = _record(found, number, keys)
         if record is not None:
-            return [record], "glued"
+            return [replace(record, is_recovered=True)], "glued"
         at = text.find("{", at + 1)
     return [], "torn" if is_torn else "malformed"
 
 
-def _record(
-    found: object, number: int, keys: ForeignKeys, *, is_recovered: bool = False
-) -> ForeignRecord | None:
+def _record(found: object, number: int, keys: ForeignKeys) -> ForeignRecord | None:
     if not isinstance(found, dict):
         return None
     name = found.get(keys.id_key)
@@ -136,7 +147,6 @@ def _record(
         partition if isinstance(partition, str) else None,
         judge_foreign(found),
         found,
-        is_recovered,
     )
 
 
@@ -184,26 +194,51 @@ Rows = Mapping[str, tuple[int, dict[str, int]]]
 def read_done_from(places: Sequence[str], rows: Rows) -> DoneElsewhere:
     """Return the rows of a run that have a good answer in other files or run folders.
 
-    kvctl's own records (they carry `v`) count as it would count them: an answer that ended at
-    max_new_tokens is an answer.
-
     Raises:
         RunFileError: A file is missing or cannot be read.
     """
     found = DoneElsewhere()
+    for _ in answers_elsewhere(places, rows, found):
+        pass
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerElsewhere:
+    """The first good answer of a row in a `done_from` file."""
+
+    partition: int
+    """Its number."""
+    row: int
+    file: Path
+    offset: int
+    record: Mapping[str, Any]
+
+
+def answers_elsewhere(
+    places: Sequence[str], rows: Rows, found: DoneElsewhere
+) -> Iterator[AnswerElsewhere]:
+    """Yield the first good answer of every row; what does not count is counted in `found`.
+
+    Raises:
+        RunFileError: A file is missing or cannot be read.
+    """
     for place in places:
         for file in _files(Path(place)):
             bad: list[BadLine] = []
             for record in read_records(file, bad):
-                if record is not None and not record.is_recovered:
-                    _count_elsewhere(record, rows, found)
+                if record is None or record.is_recovered:
+                    continue
+                hit = _row_of(record, rows, found)
+                if hit is not None and hit not in found.done:
+                    found.done.add(hit)
+                    yield AnswerElsewhere(*hit, file, record.offset, record.record)
             found.bad_lines += len(bad)
-    return found
 
 
 def _files(place: Path) -> list[Path]:
     if place.is_dir():
-        files = sorted(place.glob("raw_responses*.jsonl"))
+        files = sorted(place.glob("raw_responses*.jsonl"), key=lambda f: (len(f.name), f.name))
         files = files or sorted(f for f in place.iterdir() if f.suffix in SUFFIXES)
     else:
         files = [place]
@@ -212,19 +247,18 @@ def _files(place: Path) -> list[Path]:
     return files
 
 
-def _count_elsewhere(record: ForeignRecord, rows: Rows, found: DoneElsewhere) -> None:
-    is_own = isinstance(record.record.get("v"), int)
-    is_good = record.kind is ForeignKind.GOOD
-    if not is_good and not (is_own and record.kind is ForeignKind.TRUNCATED):
+def _row_of(record: ForeignRecord, rows: Rows, found: DoneElsewhere) -> tuple[int, int] | None:
+    if not record.is_answer:
         found.not_good += 1
-        return
+        return None
     names = [record.partition] if record.partition is not None else list(rows)
     hits = [
         (rows[n][0], rows[n][1][record.id]) for n in names if n in rows if record.id in rows[n][1]
     ]
     if len(hits) == 1:
-        found.done.add(hits[0])
-    elif hits:
+        return hits[0]
+    if hits:
         found.ambiguous += 1
     else:
         found.unknown += 1
+    return None

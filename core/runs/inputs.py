@@ -102,12 +102,16 @@ class PartitionIndex:
             RowRejected: The file was changed under the run.
             OSError: It cannot be read any more.
         """
+        return self._ready(self.row(row))
+
+    def row(self, row: int) -> Row:
+        """Read one row again as its file gives it. Raises as `load` does."""
         number = self.file_of[row]
         line = self._read_line(number, self.offsets[row])
         found = read_row(decode_object(line), self._reading(number))
         if found.id != self._ids[row]:
             raise RowRejected(f"{self.shown[number]} was changed while the run goes on")
-        return self._ready(found)
+        return found
 
     def close(self) -> None:
         """Close the files."""

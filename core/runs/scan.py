@@ -7,7 +7,7 @@ stops the resume with its offset.
 
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -163,7 +163,8 @@ def read_stream(
                 if bad is not None:
                     notes.damages.append(bad)
                 start, offset = offset, offset + len(line)
-                head, bad = _read_line(decode, line, Damage(file.name, start, number, ""))
+                head, detail = _read_line(decode, line)
+                bad = Damage(file.name, start, number, detail) if detail else None
                 if head is not None:
                     yield Line(head, file, start, len(line))
                 elif bad is None:
@@ -175,18 +176,16 @@ def read_stream(
             (notes.tails if is_tail else notes.damages).append(bad)
 
 
-def _read_line(
-    decode: Callable[[bytes], H], line: bytes, at: Damage
-) -> tuple[H | None, Damage | None]:
+def _read_line(decode: Callable[[bytes], H], line: bytes) -> tuple[H | None, str]:
     """Return what a line holds, or why it is not whole; neither for a blank one."""
     if not line.strip():
-        return None, None
+        return None, ""
     if not line.endswith(b"\n"):
-        return None, replace(at, detail="no line end")
+        return None, "no line end"
     try:
-        return decode(line), None
+        return decode(line), ""
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        return None, replace(at, detail=str(error))
+        return None, str(error) or type(error).__name__
 
 
 def refuse_damage(notes: ScanNotes, *, accept: bool) -> None:

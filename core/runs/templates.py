@@ -91,6 +91,10 @@ class Renderer:
         """Return the text of output ids, special tokens left out."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
 
+    def spell(self, ids: Sequence[int]) -> str:
+        """Return the text of ids with their special tokens, as a template would write it."""
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
+
     def _without_double_bos(self, ids: Sequence[int]) -> tuple[int, ...]:
         if self._bos_id is not None and list(ids[:2]) == [self._bos_id, self._bos_id]:
             return tuple(ids[1:])

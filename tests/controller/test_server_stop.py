@@ -353,7 +353,7 @@ async def test_a_run_over_two_servers_goes_on_at_one_while_the_other_restarts(
     rig: Rig, how: WaitHow
 ) -> None:
     await with_second(rig)
-    path = rig.run_file(rows=60, tokens=100, concurrency=8, run='servers = ["main", "b"]')
+    path = rig.run_file(rows=30, tokens=100, concurrency=8, run='servers = ["main", "b"]')
     await rig.submit_run(path)
     first, second = (one.server.generator for one in rig.launcher.started)
     await rig.clock.until(lambda: len(first.running) == len(second.running) == 4, 10)
@@ -365,5 +365,5 @@ async def test_a_run_over_two_servers_goes_on_at_one_while_the_other_restarts(
     await rig.clock.until(task.done)
     assert task.result().is_done, task.result()
     await rig.clock.until(lambda: rig.run().state is RunState.FINISHED, 400)
-    assert len(answered(rig.output)) == 60
+    assert len(answered(rig.output)) == 30
     assert rig.launcher.started[2].server.generator.requests

@@ -88,7 +88,7 @@ async def test_ranks_are_summed_and_the_fullest_one_counts(rig: Rig) -> None:
 
 
 async def test_figures_that_stop_hold_the_run_after_a_minute_and_are_told_once(rig: Rig) -> None:
-    server = await auto(rig, rows=600, tokens=50)
+    server = await auto(rig, rows=3000, tokens=50)
     await rig.advance(3)
     server.failing["loads"] = ProbeFailed("timeout", "/v1/loads: no answer")
     await rig.advance(50)
@@ -208,7 +208,7 @@ async def test_a_freeze_is_no_sample_for_the_law(rig: Rig) -> None:
     await rig.advance(60)
     before = rig.run().auto_target
     await rig.submit(PauseRun(WaitHow.FREEZE))
-    await rig.advance(300)
+    await rig.advance(100)
     assert rig.run().auto_target == before
     await rig.submit(ResumeRun())
     await rig.advance(3)
@@ -293,6 +293,6 @@ async def test_one_dead_server_of_two_does_not_stop_the_run(rig: Rig) -> None:
     await rig.advance(10)
     assert rig.run().state is RunState.RUNNING
     assert len(first.generator.running) == 4 and rig.run().in_flight == 4
-    await rig.submit(Throttle(100))
+    await rig.submit(Throttle(500))
     await rig.clock.until(lambda: rig.run().state is RunState.FINISHED, 900)
     assert len(answered(rig.output)) == 300

@@ -93,7 +93,7 @@ class Rig:
             open_generator=lambda url, key: WorldGenerator(self.world, url),
             open_tail=lambda path: FakeTail(self.world, path),
             finds_servers=self.finds_servers,
-            publish_every_s=0.5,
+            publish_every_s=2.0,
         )
 
     def _open_engine(self, url: str, key: str | None) -> FakeEngine:

@@ -37,7 +37,7 @@ class SteppingClock(ManualClock):
     async def quiet(self) -> None:
         """Let everything run that can, threads that read GPUs included."""
         while True:
-            await settle(12)
+            await settle(10)
             reading = [t for t in threading.enumerate() if t.name == GPU_THREAD]
             if not reading or not self.waits_for_gpus:
                 return

@@ -140,3 +140,12 @@ def test_an_idle_host_says_what_can_be_started() -> None:
 def test_a_missing_driver_is_said_in_its_own_words() -> None:
     verdict = diagnose(scene(None, gpus=GpuView(problem="no NVIDIA driver here")))[0]
     assert "no NVIDIA driver here" in verdict.sentence
+
+
+def test_the_short_form_fits_the_small_screen() -> None:
+    for verdict in (
+        diagnose(scene(server(35, 115, 0.94), run(is_auto=False, in_flight=150)))[0],
+        diagnose(scene(server(38, 8, 0.93), run()))[0],
+    ):
+        assert 0 < len(verdict.short) <= 71
+        assert len(verdict.short_lever) <= 64
