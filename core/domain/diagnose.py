@@ -220,7 +220,8 @@ def _too_many_slots(run: Run, load: _Load, why: tuple[Why, ...]) -> Verdict:
         "Tokens a second will not change; answers would come sooner with fewer slots."
     )
     auto = f" (~{run.auto_target} slots)" if run.auto_target else ""
-    short = f"KV-bound: {run.in_flight} sent, {load.running:.0f} decode, {load.queued:.0f} wait for nothing."
+    counts = f"{run.in_flight} sent, {load.running:.0f} decode, {load.queued:.0f} only wait"
+    short = f"KV-bound: {counts}."
     return Verdict(VerdictWord.LEVER, sentence, f"a AUTO{auto}", why, short, f"a AUTO{auto}")
 
 
@@ -340,7 +341,7 @@ def _burst(scene: Scene) -> Verdict | None:
     if load is None or scene.server is None or scene.server.decode.steady_since is not None:
         return None
     rate = scene.number(scene.server.decode.generation_tokens_per_s)
-    if rate is None or load.running < 2 or load.usage >= FULL_USAGE:
+    if rate is None or load.running < 2 or (load.usage >= FULL_USAGE and load.queued >= 1):
         return None
     sentence = f"Not steady yet: {rate:,.0f} tok/s at pool {load.usage:.2f} is a burst figure."
     return Verdict(VerdictWord.NOTE, sentence, "do not quote yet")
@@ -385,7 +386,9 @@ def _all_well(scene: Scene) -> Verdict:
         )
     steady = "Steady" if server.decode.steady_since is not None else "Decoding"
     sentence = f"{steady}: {load.running:.0f} decode, {load.queued:.0f} wait, nothing is lost."
-    return Verdict(VerdictWord.OK, sentence + _done_at(scene).removeprefix("."), "none needed")
+    done = _done_at(scene).removeprefix(": ")
+    ending = f" {done[0].upper()}{done[1:]}" if len(done) > 1 else ""
+    return Verdict(VerdictWord.OK, sentence + ending, "none needed")
 
 
 def _gpu_words(gpus: GpuView) -> str:

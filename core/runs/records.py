@@ -11,6 +11,8 @@ from typing import Any
 
 import msgspec
 
+from kvctl.core.domain.outcomes import Answer, judge
+
 VERSION = 1
 
 
@@ -29,6 +31,27 @@ class ResponseHead(msgspec.Struct):
     finish_reason: FinishHead
     prompt_tokens: int | None = None
     t_done: float = 0.0
+
+
+class WholeResponse(msgspec.Struct):
+    """An accepted answer, as far as it is checked."""
+
+    id: str
+    partition: str
+    output_ids: list[int]
+    completion_tokens: int
+    finish_reason: dict[str, object]
+    text: str | None = None
+    prompt_tokens: int | None = None
+
+
+def why_not_accepted(record: WholeResponse, vocabulary: int | None) -> str | None:
+    """Return why a whole record is no accepted answer, None if it is one."""
+    if record.completion_tokens != len(record.output_ids):
+        return f"says {record.completion_tokens} tokens, holds {len(record.output_ids)}"
+    answer = Answer(200, record.finish_reason, record.output_ids, record.text)
+    judgement = judge(answer, vocabulary)
+    return None if judgement.kind.is_accepted else f"{judgement.kind}: {judgement.detail}"
 
 
 class ErrorHead(msgspec.Struct):

@@ -9,30 +9,17 @@ from pathlib import Path
 
 import msgspec
 
-from kvctl.core.domain.outcomes import Answer, judge
 from kvctl.core.domain.runfile import RunSpec
 from kvctl.core.runs.folder import MANIFEST, read_object, read_skipped
 from kvctl.core.runs.foreign import read_done_from
 from kvctl.core.runs.inputs import ModelFacts, PartitionIndex
 from kvctl.core.runs.journal import ERRORS, RESPONSES, STREAMS
 from kvctl.core.runs.opening import index_run
-from kvctl.core.runs.records import ErrorHead
+from kvctl.core.runs.records import ErrorHead, WholeResponse, why_not_accepted
 from kvctl.core.runs.scan import Damage, ScanNotes, read_stream
 
 _SHOWN = 20
 Key = tuple[str, str]
-
-
-class WholeResponse(msgspec.Struct):
-    """An accepted answer, as far as it is checked."""
-
-    id: str
-    partition: str
-    output_ids: list[int]
-    completion_tokens: int
-    finish_reason: dict[str, object]
-    text: str | None = None
-    prompt_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,12 +181,5 @@ class _Check:
             self.tokens += len(record.output_ids)
         reason = str(record.finish_reason.get("type"))
         self.finish[reason] = self.finish.get(reason, 0) + 1
-        if (problem := self._problem(record)) and len(self.bad) < _SHOWN:
+        if (problem := why_not_accepted(record, self.vocabulary)) and len(self.bad) < _SHOWN:
             self.bad.append(f"{where}: {record.partition} {record.id}: {problem}")
-
-    def _problem(self, record: WholeResponse) -> str | None:
-        if record.completion_tokens != len(record.output_ids):
-            return f"says {record.completion_tokens} tokens, holds {len(record.output_ids)}"
-        answer = Answer(200, record.finish_reason, record.output_ids, record.text)
-        judgement = judge(answer, self.vocabulary)
-        return None if judgement.kind.is_accepted else f"{judgement.kind}: {judgement.detail}"

@@ -40,7 +40,7 @@ async def test_without_a_run_a_command_is_refused_at_once(rig: Rig) -> None:
 
 
 async def test_after_a_long_start_the_counts_are_current_at_once(rig: Rig) -> None:
-    slow = Boot(steps=(*Boot().steps[:-1], (40.0, READY)))
+    slow = Boot(steps=(*Boot().steps[:-1], (31.0, READY)))
     started = await rig.serving(boot=slow)
     started.server.others = 3
     await rig.advance(2.5)

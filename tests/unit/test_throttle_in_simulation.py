@@ -109,11 +109,11 @@ def test_auto_is_as_good_as_the_best_fixed_number_with_a_short_queue(
     assert auto.run() >= 0.97 * fixed.run()
     after = auto.queued[WARM_S:]
     assert sum(after) / len(after) < 45
-    assert sum(auto.starved[WARM_S:]) < 60
 
 
 def test_a_fixed_150_starves_where_auto_does_not() -> None:
-    auto = Client(376_029, SHORT, law=QueueHold()).run()
+    auto = Client(376_029, SHORT, law=QueueHold())
     fixed = Client(376_029, SHORT, allowed=150)
-    assert fixed.run() < 0.9 * auto
+    assert fixed.run() < 0.9 * auto.run()
     assert sum(fixed.starved[WARM_S:]) > 600
+    assert sum(auto.starved[WARM_S:]) < 60
