@@ -7,12 +7,13 @@ from kvctl.core.controller.host import Host
 from kvctl.core.controller.operating import OperatingLog
 from kvctl.core.controller.server_records import same_url
 from kvctl.core.controller.store import EventFeed, History
-from kvctl.core.domain.diagnose import Scene, diagnose
+from kvctl.core.domain.diagnose import diagnose
 from kvctl.core.domain.errors import KvctlError
 from kvctl.core.domain.figures import Figure, unknown
 from kvctl.core.domain.gpus import GpuView
 from kvctl.core.domain.rules import refusals
 from kvctl.core.domain.run import Run
+from kvctl.core.domain.scene import Scene
 from kvctl.core.domain.server import Server
 from kvctl.core.domain.snapshot import PresetSummary, Snapshot
 from kvctl.core.domain.verdict import Verdict, VerdictWord

@@ -5,6 +5,7 @@ watch only reads: stopping, pausing and launching are the server desk's.
 """
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -20,6 +21,7 @@ from kvctl.core.domain.gpus import ProcessIdentity
 from kvctl.core.domain.health import HealthInputs, assess
 from kvctl.core.domain.loglines import LogKind, LogRecord
 from kvctl.core.domain.server import Decode, Failure, LaunchFlag, Server, ServerState
+from kvctl.core.domain.startadvice import PAUSE_PATHS
 from kvctl.core.domain.startfailure import failure_of
 from kvctl.core.domain.startup import StartupProgress, fold_startup
 from kvctl.core.domain.telemetry import LoadsReading, MetricsReading, ServerInfo
@@ -68,6 +70,8 @@ class ServerWatch:
     last_line: str = ""
     last_line_at: float | None = None
     errors: int = 0
+    is_ready: bool | None = None
+    """What /ready said while the counts stand still, None while they move or it does not tell."""
     _are_metrics_off: bool = False
     _causes: list[LogRecord] = field(default_factory=list)
     _tasks: list["asyncio.Task[None]"] = field(default_factory=list)
@@ -116,6 +120,7 @@ class ServerWatch:
             asyncio.create_task(loads.run(clock)),
             asyncio.create_task(metrics.run(clock)),
             asyncio.create_task(self._keep_asking()),
+            asyncio.create_task(self._ask_why_frozen()),
             asyncio.create_task(self._follow()),
         ]
 
@@ -238,6 +243,7 @@ class ServerWatch:
             queued=_whole(figures.queued),
             is_frozen=self.decode.is_frozen,
             frozen_since=decoding.frozen_since(self.decode),
+            is_ready=self.is_ready,
             is_paused_by_us=self.record.paused_mode is not None,
             is_stop_asked=self.is_stop_asked,
             is_draining=self.is_draining,
@@ -246,6 +252,7 @@ class ServerWatch:
             prefill_at=progress.prefill_at,
             progress_at=progress.progress_at,
             busy_since=progress.busy_since,
+            stall_after_s=self.host.config.stall_after_s,
         )
 
     def _take_loads(self, reading: LoadsReading) -> None:
@@ -288,6 +295,16 @@ class ServerWatch:
             if self.last_answer_at is not None and self.info is None:
                 await self.learn()
 
+    async def _ask_why_frozen(self) -> None:
+        """While counts stand still and kvctl did not pause it, ask /ready whether another did."""
+        while True:
+            await self.host.clock.sleep(LOADS_S)
+            told: bool | None = None
+            if self.decode.is_frozen and self.record.paused_mode is None:
+                with contextlib.suppress(ProbeFailed):  # why it is silent is the counts' loop's
+                    told = await self.engine.is_ready()
+            self.is_ready = told
+
     async def _follow(self) -> None:
         """Follow the log, first the start-up facts of a server that was already running."""
         if self.tail is not None and self.record.ready_seen:
@@ -320,7 +337,8 @@ class ServerWatch:
         is_work = record.kind in (LogKind.DECODE, LogKind.PREFILL)
         if is_work and self._causes and self._causes[-1].kind in (LogKind.DECODE, LogKind.PREFILL):
             return
-        if is_work or record.kind in (LogKind.FAILURE, LogKind.STAGE, LogKind.READY):
+        is_pause = record.word_of("path") in PAUSE_PATHS
+        if is_work or is_pause or record.kind in (LogKind.FAILURE, LogKind.STAGE, LogKind.READY):
             self._causes = [*self._causes[-500:], record]
 
     def _flag_number(self, name: str) -> int | None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from kvctl.core.domain.server import Failure, ServerState
 
-STALL_AFTER_S = 45.0
+STALL_AFTER_S = 30.0
 """No token for this long while requests run or wait: stalled."""
 UNREACHABLE_AFTER_S = 10.0
 DECODE_FRESH_S = 12.0
@@ -39,6 +39,8 @@ class HealthInputs:
     """The scheduler does not refresh its counts."""
     frozen_since: float | None = None
     """When it last did; None: it does so now, or not known."""
+    is_ready: bool | None = None
+    """What /ready says while the counts stand still; False: paused by another. None: not known."""
     is_paused_by_us: bool = False
     is_stop_asked: bool = False
     """kvctl is stopping it."""
@@ -169,12 +171,23 @@ def _frozen(inputs: HealthInputs, previous: ServerState | None, now: float) -> A
     is_dated = inputs.frozen_since is not None or inputs.busy_since is not None
     quiet_s = max(0.0, now - max(known)) if is_dated else 0.0
     if quiet_s >= inputs.stall_after_s:
-        reason = f"no token and no new counts for {quiet_s:.0f} s: hung, or paused by another"
+        reason = f"no token and no new counts for {quiet_s:.0f} s: {_frozen_why(inputs)}"
         return ServerState.STALLED, reason
     state = ServerState.DECODING if _work(inputs) else ServerState.IDLE
     if previous is not None and (previous.is_ready or previous is ServerState.STALLED):
         state = previous
-    return state, f"no progress for {quiet_s:.0f} s: the counts stand still"
+    told = f"; {_frozen_why(inputs)}" if inputs.is_ready is False else ""
+    return state, f"no progress for {quiet_s:.0f} s: the counts stand still{told}"
+
+
+def _frozen_why(inputs: HealthInputs) -> str:
+    """Return why counts stand still, as far as /ready tells.
+
+    Source: /ready (0.5.20 and later) answers at once and refuses while the engine is paused.
+    """
+    if inputs.is_ready is None:
+        return "hung, or paused by another"
+    return "hung" if inputs.is_ready else "paused by another: /ready refuses"
 
 
 def _without_counts(inputs: HealthInputs, now: float) -> Assessment:

@@ -110,7 +110,7 @@ class RunFileProblems(RunFileError):
 
     def __init__(self, problems: Sequence[str]) -> None:
         """Keep the lines."""
-        super().__init__("\n".join(problems))
+        super().__init__("; ".join(problems))
         self.problems = tuple(problems)
 
 

@@ -105,7 +105,9 @@ def _say_pool(cause: Cause, records: Sequence[LogRecord]) -> Saying:
 def _say_watchdog(cause: Cause, records: Sequence[LogRecord]) -> Saying:
     timeout = cause.record.number_of("watchdog_timeout_s")
     told = f" of {timeout:g} s" if timeout is not None else ""
-    paused = any(r.word_of("path") == "/pause_generation" for r in records[: cause.index])
+    paths = [r.word_of("path") for r in records[: cause.index]]
+    asked = [path for path in paths if path in PAUSE_PATHS]
+    paused = asked[-1:] == ["/pause_generation"]
     advice: tuple[str, ...] = ("look for the step it hung in: py-spy output or NCCL lines above",)
     if paused:
         advice = (

@@ -72,7 +72,7 @@ class MetricsReading:
     model_name: str | None = None
     """The label of the series, literally."""
     foreign_samples: int = 0
-    """Samples under names that are not SGLang's: above 0 with no counters, the names are unknown."""
+    """Samples under names that are not SGLang's; above 0 without counters: names unknown."""
 
 
 @dataclass(frozen=True, slots=True)

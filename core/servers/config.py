@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from kvctl.core.domain.errors import ConfigError
+from kvctl.core.domain.health import STALL_AFTER_S
 from kvctl.core.domain.presets import dashed
 from kvctl.core.domain.rules import Rule
 
 _RULE_KEYS = {"flag", "deny", "reason"}
+_LEAST_STALL_S = 5.0
+"""Shorter, the gap between two answers would already be a stall."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +25,8 @@ class Config:
     """Action -> key, from `[panel.keys]`; the panel checks the names."""
     panel: Mapping[str, Any] = field(default_factory=dict)
     """The rest of `[panel]`, for the panel to check."""
+    stall_after_s: float = STALL_AFTER_S
+    """`[watch] stall_after_s`: seconds without a token while requests run or wait."""
 
 
 def read_config(path: Path) -> Config:
@@ -45,8 +50,10 @@ def read_config(path: Path) -> Config:
 
 def _config(path: Path, document: Mapping[str, Any]) -> Config:
     for key in document:
-        if key not in ("rule", "panel"):
-            raise ConfigError(f"{path}: unknown key '{key}'; there are [[rule]] and [panel]")
+        if key not in ("rule", "panel", "watch"):
+            raise ConfigError(
+                f"{path}: unknown key '{key}'; there are [[rule]], [panel] and [watch]"
+            )
     rules = document.get("rule", [])
     if not isinstance(rules, list):
         raise ConfigError(f"{path}: write [[rule]] with two brackets: there can be several")
@@ -60,7 +67,22 @@ def _config(path: Path, document: Mapping[str, Any]) -> Config:
         rules=tuple(_rule(path, number, rule) for number, rule in enumerate(rules, start=1)),
         keys=keys,
         panel={name: value for name, value in panel.items() if name != "keys"},
+        stall_after_s=_stall_after_s(path, document.get("watch", {})),
     )
+
+
+def _stall_after_s(path: Path, watch: object) -> float:
+    if not isinstance(watch, dict):
+        raise ConfigError(f"{path}: watch must be a table: [watch]")
+    if unknown := sorted(set(watch) - {"stall_after_s"}):
+        raise ConfigError(f"{path}: [watch] unknown key '{unknown[0]}'; there is stall_after_s")
+    value = watch.get("stall_after_s", STALL_AFTER_S)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not _LEAST_STALL_S <= value < float("inf"):
+        raise ConfigError(
+            f"{path}: [watch] stall_after_s must be seconds from {_LEAST_STALL_S:g} up"
+        )
+    return float(value)
 
 
 def _rule(path: Path, number: int, rule: object) -> Rule:

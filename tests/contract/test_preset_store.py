@@ -182,7 +182,7 @@ def test_a_rule_of_the_config_refuses_the_shipped_fp8_preset(tmp_path: Path) -> 
     path = tmp_path / "config.toml"
     path.write_text(
         '[[rule]]\nflag = "kv_cache_dtype"\ndeny = ["fp8*"]\nreason = "it degrades this model"\n'
-        '[panel.keys]\nrestart = "R"\n[panel]\nfps = 5\n'
+        '[panel.keys]\nrestart = "R"\n[panel]\nfps = 5\n[watch]\nstall_after_s = 90\n'
     )
     config = read_config(path)
     store = store_of(tmp_path)
@@ -190,10 +190,12 @@ def test_a_rule_of_the_config_refuses_the_shipped_fp8_preset(tmp_path: Path) -> 
     assert refused == ["hicache-fp8", "sim-hicache-fp8"]
     assert config.keys == {"restart": "R"}
     assert config.panel == {"fps": 5}
+    assert config.stall_after_s == 90
 
 
 def test_no_config_means_no_rule(tmp_path: Path) -> None:
-    assert read_config(tmp_path / "none.toml").rules == ()
+    config = read_config(tmp_path / "none.toml")
+    assert config.rules == () and config.stall_after_s == 30
 
 
 @pytest.mark.parametrize(
@@ -206,6 +208,10 @@ def test_no_config_means_no_rule(tmp_path: Path) -> None:
         ("[pannel]\n", "unknown key 'pannel'"),
         ("[[rule]\n", r"not TOML: .* line 1"),
         ("[panel]\nkeys = 1\n", r"\[panel.keys\]"),
+        ("[watch]\nstall = 3\n", "unknown key 'stall'"),
+        ("[watch]\nstall_after_s = 1\n", "seconds from 5 up"),
+        ("[watch]\nstall_after_s = nan\n", "seconds from 5 up"),
+        ("watch = 3\n", r"\[watch\]"),
     ],
 )
 def test_a_broken_config_is_told_in_one_line(tmp_path: Path, text: str, told: str) -> None:

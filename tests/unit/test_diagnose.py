@@ -4,10 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from kvctl.core.domain.diagnose import Scene, diagnose
+from kvctl.core.domain.diagnose import diagnose
 from kvctl.core.domain.figures import Figure, unknown
 from kvctl.core.domain.gpus import GpuDevice, GpuView, Holder, HolderKind
 from kvctl.core.domain.run import Partition, PartitionState, Run, RunState
+from kvctl.core.domain.scene import Scene
 from kvctl.core.domain.server import Decode, Failure, Server, ServerState
 from kvctl.core.domain.snapshot import PresetSummary
 from kvctl.core.domain.verdict import VerdictWord
