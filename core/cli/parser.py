@@ -9,10 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
+from kvctl.core.cli.moments import since
 from kvctl.core.domain.errors import UsageError
 
 _HOW = ("drain", "harvest", "abandon")
 _PAUSES = ("drain", "freeze", "harvest")
+_FORMATS = ("ids", "text", "messages", "conversations")
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -99,6 +101,9 @@ def _add_reading(verbs: _Verbs) -> None:
     watch.add_argument("--plain", action="store_true", help="one line per fact, for screen readers")
     watch.add_argument("--interval", type=_seconds, default=2.0, metavar="S", help="default 2")
     watch.add_argument("--count", type=_positive, metavar="N", help="end after N snapshots")
+    watch.add_argument(
+        "--since", type=since, metavar="T", help="first what was: 30m, 2h, 14:05 (kept for 2 days)"
+    )
     verbs.add("gpus", "reading:gpus", "devices, processes, holders and what each is", json=True)
     demo = verbs.add("demo", "demo:demo", "a simulated 8-GPU host running B1..B7", json=True)
     demo.add_argument("--headless", action="store_true", help="no panel: run to the end, then tell")
@@ -174,9 +179,42 @@ def _add_run(verbs: _Verbs) -> None:
     run.add("status", "runs:status", "the run and its partitions", json=True)
     run.add("retry-failed", "runs:retry_failed", "queue failed rows again")
     run.add("close", "runs:close", "end the run's driver; its files stay")
-    verify = run.add("verify", "runs:verify", "is every id on disk exactly once?", json=True)
-    verify.add_argument(
-        "file", metavar="FILE", type=Path, nargs="?", help="default: the present run's"
+    verify = run.add("verify", "exporting:verify", "is every id on disk exactly once?", json=True)
+    _add_run_place(verify)
+    _add_export(run)
+
+
+def _add_export(run: _Verbs) -> None:
+    export = run.add(
+        "export", "exporting:export", "write the answers as JSON lines, each row once", json=True
+    )
+    _add_run_place(export)
+    export.add_argument(
+        "--partition", metavar="P", action="append", help="only this one; may be given again"
+    )
+    export.add_argument(
+        "--where", metavar="EXPR", help="such as: finish == 'stop' and completion_tokens < 8000"
+    )
+    export.add_argument("--format", choices=_FORMATS, default="ids", help="default ids")
+    export.add_argument(
+        "-o", "--output", metavar="FILE", type=Path, help="packed by .gz or .zst; default: stdout"
+    )
+    export.add_argument("--force", action="store_true", help="replace the file if it is there")
+    export.add_argument(
+        "--order", choices=("input", "journal"), default="input", help="journal needs no inputs"
+    )
+    export.add_argument(
+        "--accept-damage", action="store_true", help="leave out lines that cannot be read"
+    )
+
+
+def _add_run_place(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument(
+        "file",
+        metavar="FILE",
+        type=Path,
+        nargs="?",
+        help="run file or output folder; default: the present run's",
     )
 
 

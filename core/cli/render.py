@@ -3,7 +3,8 @@
 Text from outside passes `clean_line`: nothing in it can control the terminal or break a line.
 """
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 
 from kvctl.core.domain.figures import Figure
 from kvctl.core.domain.gpus import GpuDevice, Holder
@@ -15,6 +16,13 @@ from kvctl.core.domain.units import day_time, duration, gib, mib, thousands
 
 UNKNOWN = "–"
 _TITLE = 60
+_PAST_UNITS = {
+    "generation": "tok/s",
+    "effective": "tok/s",
+    "retracted": "/min",
+    "answer": "s",
+    "length": "tok",
+}
 
 
 def status_lines(snapshot: Snapshot) -> Iterator[str]:
@@ -126,6 +134,13 @@ def watch_line(snapshot: Snapshot) -> str:
     return one_line("  ".join(parts))
 
 
+def past_line(wall: float, values: Mapping[str, float | None]) -> str:
+    """Return one step of the history in one line."""
+    moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(wall))
+    parts = [f"{name} {_past_value(name, value)}" for name, value in values.items()]
+    return one_line("  ".join([moment, *parts]))
+
+
 def facts(snapshot: Snapshot) -> dict[str, str]:
     """Return every fact by its name, to be read aloud one a line where it changed."""
     found: dict[str, str] = {}
@@ -163,6 +178,13 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
     for row in cells:
         padded = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
         yield "  " + "  ".join(padded).rstrip()
+
+
+def _past_value(name: str, value: float | None) -> str:
+    if value is None:
+        return UNKNOWN
+    text = f"{value:.2f}" if name == "pool" else thousands(value)
+    return f"{text} {_PAST_UNITS[name]}" if name in _PAST_UNITS else text
 
 
 def _whole(figure: Figure) -> str:

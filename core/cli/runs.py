@@ -1,8 +1,5 @@
 """`kvctl run`: start, pause, throttle and look at the run."""
 
-from dataclasses import asdict
-from pathlib import Path
-
 from kvctl.core.cli.progress import carry_out
 from kvctl.core.cli.reading import show
 from kvctl.core.cli.render import run_lines
@@ -19,8 +16,7 @@ from kvctl.core.controller.commands import (
     WaitHow,
 )
 from kvctl.core.documents import run_document
-from kvctl.core.domain.errors import KvctlError, RunFileError, UsageError
-from kvctl.core.domain.logtext import clean_line
+from kvctl.core.domain.errors import RunFileError
 
 
 def start(session: Session) -> int:
@@ -65,38 +61,6 @@ def close(session: Session) -> int:
 def status(session: Session) -> int:
     """Print the run and its partitions."""
     return show(session, run_document, run_lines)
-
-
-def verify(session: Session) -> int:
-    """Check the output against the inputs: every id exactly once; exit 1 if it is not so."""
-    from kvctl.core.runs.runfile import load_run
-    from kvctl.core.runs.verify import verify as check
-
-    report = check(load_run(_run_file(session)))
-    if session.wants_json():
-        session.document({"exact": report.is_exact, **asdict(report)})
-    else:
-        for line in report.lines():
-            session.say(clean_line(line))
-    if not report.is_exact:
-        raise KvctlError(
-            f"{report.output} is not complete: {report.missing_count} missing, "
-            f"{report.failed} failed, {report.duplicate_count} twice, "
-            f"{len(report.damages)} damaged lines"
-        )
-    return 0
-
-
-def _run_file(session: Session) -> Path:
-    """Return the run file that was given, or that of the present run."""
-    if session.words.file is not None:
-        return Path(session.words.file).absolute()
-    with session.kvctld() as client:
-        snapshot = session.picture(client)
-    session.check_run_name(snapshot)
-    if snapshot.run is None:
-        raise UsageError("there is no run now; name its file: kvctl run verify FILE")
-    return Path(snapshot.run.path)
 
 
 def _ask_run(session: Session, command: Command) -> int:

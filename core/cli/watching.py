@@ -1,11 +1,12 @@
-"""`kvctl watch`: the picture as a stream, until Ctrl-C."""
+"""`kvctl watch`: the picture as a stream, until Ctrl-C; with --since, first what was."""
 
 from collections.abc import Iterable, Iterator
 from itertools import islice
 
 from kvctl.core.cli.progress import event_line
-from kvctl.core.cli.render import facts, watch_line
+from kvctl.core.cli.render import facts, past_line, watch_line
 from kvctl.core.cli.session import Session
+from kvctl.core.controller.history import history_since
 from kvctl.core.daemon.news import events_since
 from kvctl.core.documents import status_document
 from kvctl.core.domain.events import Event
@@ -15,12 +16,25 @@ from kvctl.core.domain.snapshot import Snapshot
 def watch(session: Session) -> int:
     """Print a line for each picture; with --json a document a line, with --plain a fact a line."""
     with session.kvctld() as client:
+        if session.words.since is not None:
+            now = session.picture(client).wall
+            _print_past(session, session.words.since(now))
         snapshots = thinned(client.stream(), session.words.interval)
         try:
             _print(session, islice(snapshots, session.words.count))
         except KeyboardInterrupt:
             return 0
     return 0
+
+
+def _print_past(session: Session, since: float) -> None:
+    """Print the kept history, a line a step; a figure that was unknown is a dash, never 0."""
+    for step_s, point in history_since(session.paths.state, since):
+        if session.wants_json():
+            row = {"wall": point.wall, "step_s": step_s, "past": dict(point.values)}
+            session.document(row, is_one_line=True)
+        else:
+            session.say(past_line(point.wall, point.values))
 
 
 def thinned(snapshots: Iterable[Snapshot], gap_s: float) -> Iterator[Snapshot]:

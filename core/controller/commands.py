@@ -96,6 +96,8 @@ class KillProcesses:
     """Send KILL to what is left after `wait_s`."""
     confirmed: bool = False
     """The operator has seen name, owner and container of what is not ours."""
+    group: bool = False
+    """Also everything else of the launches they belong to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +105,7 @@ class ClearGpus:
     """End leftovers (of one GPU or of all) and prove the GPUs clean."""
 
     gpu: int | None = None
-    """Index; None means every leftover on the host."""
+    """Index; None means every leftover on the host, those included that hold no GPU."""
     every_holder: bool = False
     """With `gpu`: every holder of that GPU, not only leftovers."""
     wait_s: float = 15.0

@@ -12,7 +12,7 @@ from typing import Any
 
 from kvctl.core.controller import commands as c
 from kvctl.core.controller.commands import Command, Outcome
-from kvctl.core.controller.gpu_desk import PERIOD_S, GpuDesk
+from kvctl.core.controller.gpu_desk import FIRST_READ_S, PERIOD_S, GpuDesk
 from kvctl.core.controller.host import Host
 from kvctl.core.controller.picture import Picture
 from kvctl.core.controller.run_desk import RunDesk
@@ -98,7 +98,7 @@ class Controller:
 
     async def run(self) -> None:
         """Sample, act and publish until cancelled."""
-        await self.gpus.read()
+        await self.gpus.read(limit_s=FIRST_READ_S)
         self.servers.readopt()
         async with asyncio.TaskGroup() as group:
             group.create_task(self._every(PERIOD_S, self._read_gpus))
@@ -112,6 +112,7 @@ class Controller:
         await self.sequences.close()
         await self.run_desk.close()
         await self.servers.close()
+        self.picture.history.flush()
         self._save()
 
     def _routes(self) -> dict[type[Command], Route]:

@@ -4,31 +4,44 @@ One view and one proof serve the pane, `kvctl gpus`, the kill dialog and every s
 """
 
 import signal
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from kvctl.core.controller.commands import ClearGpus, KillProcesses, Outcome
 from kvctl.core.controller.host import Host
+from kvctl.core.controller.kill_targets import KillTargets, chosen, named
 from kvctl.core.controller.store import EventFeed
+from kvctl.core.domain.cleanness import proven
 from kvctl.core.domain.errors import CommandRefused, KvctlError, UsageError
-from kvctl.core.domain.gpus import GpuView, Holder, HolderKind, ProcessIdentity
-from kvctl.core.domain.holding import (
-    confirmation_text,
-    describe,
-    is_left_behind,
-    learn_idle,
-    signal_refusal,
-)
+from kvctl.core.domain.gpus import GpuView, Holder, HolderKind, ProcessFacts, ProcessIdentity
+from kvctl.core.domain.holding import describe, identity_of, learn_idle
 from kvctl.core.domain.membership import KnownServer
 from kvctl.core.probes.gpu_view import GpuViewProbe, read_within
 from kvctl.core.servers.clean import CleanProof, prove_clean
-from kvctl.core.servers.ending import EndReport, end_processes
+from kvctl.core.servers.ending import EndReport, end_group, end_processes
 
 PERIOD_S = 2.0
 READ_LIMIT_S = 10.0
+MOST_READINGS = 2
+FIRST_READ_S = 3.0
+"""How long a new kvctld waits for the driver before it looks at anything else."""
 PROOF_S = 60.0
+RESPAWN_S = 2.0
+"""How long a kill looks whether a supervisor starts the process again."""
 SIGNALS = {"TERM": signal.SIGTERM, "KILL": signal.SIGKILL, "INT": signal.SIGINT}
 SIGNALS["QUIT"] = signal.SIGQUIT
+
+
+@dataclass(frozen=True, slots=True)
+class _Kill:
+    """A kill that was guarded and may go ahead."""
+
+    targets: tuple[ProcessIdentity, ...]
+    rows: Sequence[Holder]
+    first: signal.Signals
+    wait_s: float
+    escalate: bool
+    group: bool
 
 
 @dataclass(slots=True)
@@ -43,60 +56,80 @@ class GpuDesk:
     idle_bytes: dict[str, int] = field(default_factory=dict)
     """Lowest use seen per UUID while nothing held the device."""
     _probe: GpuViewProbe = field(init=False)
+    _targets: KillTargets = field(init=False)
 
     def __post_init__(self) -> None:
         """Build the probe over the host's sources."""
         self._probe = GpuViewProbe(self.host.gpus, self.host.processes, self.host.me)
+        self._targets = KillTargets(self.host, self.known)
 
-    async def read(self, *, fresh: bool = False) -> GpuView:
+    async def read(self, *, fresh: bool = False, limit_s: float = READ_LIMIT_S) -> GpuView:
         """Take a new reading; a driver that hangs leaves the old one, marked."""
         now, known = self.host.clock.monotonic(), self.known()
         try:
             view = await read_within(
                 self.host.clock,
-                READ_LIMIT_S,
+                limit_s,
                 lambda: self._probe.read(now, known, fresh=fresh),
             )
         except TimeoutError:
-            self.view = replace(self.view, problem="the driver has not answered for 10 s")
+            problem = f"the driver has not answered for {limit_s:.0f} s: it may be stuck"
+            self.view = replace(self.view, problem=problem, proofs=())
             return self.view
-        self.view = view
         self.idle_bytes = learn_idle(self.idle_bytes, view)
-        return view
+        self.view = proven(view, self.view, self.idle_bytes)
+        return self.view
 
     async def kill(self, command: KillProcesses, id: str) -> Outcome:
-        """End the named processes, then prove their GPUs clean."""
-        view = await self.read(fresh=True)
-        number = SIGNALS.get(command.signal.removeprefix("SIG").upper())
-        if number is None:
-            raise UsageError(f"unknown signal {command.signal}: use {', '.join(SIGNALS)}")
+        """End the named processes (and their launches), then prove their GPUs clean."""
+        number = _signal(command.signal)
         if not command.targets:
             raise UsageError("no process named: give a pid, --gpu N or --leftovers")
-        holders = [h for h in view.holders if _identity(h) in command.targets]
-        for target in command.targets:
-            self._guard(target, [h for h in holders if h.pid == target.pid], command.confirmed)
-        return await self._end(
-            command.targets, holders, number, command.wait_s, command.escalate, id
-        )
+        view = await self.read(fresh=True)
+        targets = command.targets
+        if command.group:
+            group = self._targets.group(targets)
+            targets = tuple(dict.fromkeys((*targets, *(p.identity for p in group))))
+        holders = self._rows(view, targets)
+        self._targets.guard(targets, holders, confirmed=command.confirmed)
+        kill = _Kill(targets, holders, number, command.wait_s, command.escalate, command.group)
+        return await self._end(kill, id)
 
     async def clear(self, command: ClearGpus, id: str) -> Outcome:
         """End leftovers (or, asked for, every holder of one GPU) and prove clean."""
+        number = _signal(command.signal or "TERM")
         view = await self.read(fresh=True)
-        chosen = self._chosen(view, command)
-        for holder in chosen:
-            identity = _identity(holder)
-            if identity is None:
-                raise CommandRefused(f"{describe(holder)}: it cannot be signalled from here")
-            self._guard(identity, [holder], command.confirmed)
-        if not chosen:
-            where = "any GPU" if command.gpu is None else f"GPU {command.gpu}"
+        _require_gpu(view, command.gpu)
+        rows = chosen(view, command.gpu, every_holder=command.every_holder)
+        hidden = next((row for row in rows if identity_of(row) is None), None)
+        if hidden is not None:
+            raise CommandRefused(f"{describe(hidden)}: it cannot be signalled from here")
+        if not rows:
+            where = "any GPU, nor off the GPUs" if command.gpu is None else f"GPU {command.gpu}"
             return Outcome(0, f"no leftover on {where}: nothing to kill")
-        targets = tuple(dict.fromkeys(i for h in chosen if (i := _identity(h)) is not None))
-        number = SIGNALS.get((command.signal or "TERM").removeprefix("SIG").upper())
-        if number is None:
-            raise UsageError(f"unknown signal {command.signal}: use {', '.join(SIGNALS)}")
-        escalate = command.signal is None
-        return await self._end(targets, chosen, number, command.wait_s, escalate, id)
+        targets = tuple(dict.fromkeys(i for row in rows if (i := identity_of(row)) is not None))
+        self._targets.guard(targets, rows, confirmed=command.confirmed)
+        kill = _Kill(targets, rows, number, command.wait_s, command.signal is None, False)
+        outcome = await self._end(kill, id)
+        if command.gpu is not None or not outcome.is_done:
+            return outcome
+        return self._none_left(await self.read(fresh=True), outcome)
+
+    def _none_left(self, view: GpuView, outcome: Outcome) -> Outcome:
+        """Say of an action on every leftover whether one is there (again)."""
+        left = chosen(view, None, every_holder=False)
+        if not left:
+            return outcome
+        lines = tuple(describe(row) for row in left)
+        return Outcome(1, f"a leftover is still there: {lines[0]}", (*outcome.observed, *lines))
+
+    def _rows(self, view: GpuView, targets: Collection[ProcessIdentity]) -> list[Holder]:
+        """Return what is known of each target, whether it holds a GPU or not."""
+        rows = named(view, targets)
+        found = {identity_of(row) for row in rows}
+        others = [target.pid for target in targets if target not in found]
+        seen = self._probe.look_up(others, self.known())
+        return [*rows, *(row for row in seen if identity_of(row) in targets)]
 
     async def prove_clean(
         self, gpus: Collection[str] | None, tolerate: Collection[ProcessIdentity] = ()
@@ -111,59 +144,58 @@ class GpuDesk:
             tolerate=tolerate,
         )
 
-    def _chosen(self, view: GpuView, command: ClearGpus) -> list[Holder]:
-        indices = {device.index for device in view.devices}
-        if command.gpu is not None and command.gpu not in indices:
-            there = ", ".join(map(str, sorted(indices))) or view.problem or "none"
-            raise UsageError(f"there is no GPU {command.gpu} here: {there}")
-        return [
-            holder
-            for holder in view.holders
-            if (command.gpu is None or holder.gpu_index == command.gpu)
-            and (is_left_behind(holder) or (command.every_holder and command.gpu is not None))
-        ]
-
-    def _guard(self, target: ProcessIdentity, holders: Sequence[Holder], confirmed: bool) -> None:
-        """Refuse what must never be signalled, and what needs a yes that was not given."""
-        if target.pid in (1, self.host.me.pid):
-            raise CommandRefused(f"pid {target.pid} is {_sacred(target.pid)}: never signalled")
-        for holder in holders:
-            if (why := signal_refusal(holder)) is not None:
-                raise CommandRefused(f"{holder.pid}: {why}")
-            text = confirmation_text(holder)
-            if text is not None and not confirmed:
-                raise CommandRefused(f"needs an explicit yes: {text}")
-        facts = self.host.processes.facts(target.pid)
-        if holders or confirmed or facts is None or facts.identity != target:
-            return  # one that has ended gets no signal: there is nothing to agree to
-        raise CommandRefused(
-            f"needs an explicit yes: pid {target.pid} holds no GPU memory: "
-            f"{facts.title[:80]} (user {facts.user})"
-        )
-
-    async def _end(
-        self,
-        targets: Iterable[ProcessIdentity],
-        holders: Sequence[Holder],
-        number: signal.Signals,
-        wait_s: float,
-        escalate: bool,
-        id: str,
-    ) -> Outcome:
-        report = await end_processes(
-            self.host.processes,
-            self.host.clock,
-            tuple(targets),
-            first=number,
-            wait_s=wait_s,
-            escalate=escalate,
-        )
+    async def _end(self, kill: _Kill, id: str) -> Outcome:
+        before = {facts.identity for facts in self.host.processes.all_facts()}
+        report = await self._send(kill)
         for line in report.lines():
             self.feed.emit("kill", line, id)
-        held = {holder.gpu_uuid for holder in holders}
-        proof = await self._proof_after(held, holders, report, id)
+        held = {row.gpu_uuid for row in kill.rows if row.gpu_uuid}
+        proof = await self._proof_after(held, kill.rows, report, id)
+        report = await self._with_respawned(kill, report, before)
         lines = (*report.lines(), *(proof.lines() if proof else ()))
         return _outcome(report, proof, lines)
+
+    async def _send(self, kill: _Kill) -> EndReport:
+        host = self.host
+        if not kill.group:
+            return await end_processes(
+                host.processes,
+                host.clock,
+                kill.targets,
+                first=kill.first,
+                wait_s=kill.wait_s,
+                escalate=kill.escalate,
+            )
+        rounds = 0
+
+        def collect() -> Sequence[ProcessFacts]:
+            nonlocal rounds
+            rounds += 1
+            found = self._targets.group(kill.targets)
+            # What joined after the guard has looked is ours only as a child of what it allowed.
+            return found if rounds > 1 else [f for f in found if f.identity in kill.targets]
+
+        return await end_group(
+            host.processes,
+            host.clock,
+            collect,
+            first=kill.first,
+            wait_s=kill.wait_s,
+            escalate=kill.escalate,
+        )
+
+    async def _with_respawned(
+        self, kill: _Kill, report: EndReport, before: Collection[ProcessIdentity]
+    ) -> EndReport:
+        """Look for a moment whether what started the killed starts them again."""
+        if not any(row.owner_pid for row in kill.rows) or not report.are_all_gone:
+            return report
+        deadline = self.host.clock.monotonic() + RESPAWN_S
+        while True:
+            came_back = self._targets.respawned(kill.rows, before)
+            if came_back or self.host.clock.monotonic() >= deadline:
+                return replace(report, respawned=(*report.respawned, *came_back))
+            await self.host.clock.sleep(RESPAWN_S / 8)
 
     async def _proof_after(
         self, held: set[str], killed: Sequence[Holder], report: EndReport, id: str
@@ -176,7 +208,7 @@ class GpuDesk:
             identity
             for holder in self.view.holders
             if holder.kind is not HolderKind.LEFTOVER
-            and (identity := _identity(holder)) is not None
+            and (identity := identity_of(holder)) is not None
             and identity not in gone
         }
         proof = await self.prove_clean(held, stay)
@@ -199,14 +231,19 @@ def _outcome(report: EndReport, proof: CleanProof | None, lines: tuple[str, ...]
     return Outcome(0, f"{said}; {proof.summary()}" if proof else said, lines)
 
 
-def _identity(holder: Holder) -> ProcessIdentity | None:
-    if holder.start_ticks is None:
-        return None
-    return ProcessIdentity(holder.pid, holder.start_ticks)
+def _signal(name: str) -> signal.Signals:
+    number = SIGNALS.get(name.removeprefix("SIG").upper())
+    if number is None:
+        raise UsageError(f"unknown signal {name}: use {', '.join(SIGNALS)}")
+    return number
 
 
-def _sacred(pid: int) -> str:
-    return "the init of this host" if pid == 1 else "kvctld itself"
+def _require_gpu(view: GpuView, gpu: int | None) -> None:
+    """Raise UsageError for a GPU that is not there."""
+    indices = {device.index for device in view.devices}
+    if gpu is not None and gpu not in indices:
+        there = ", ".join(map(str, sorted(indices))) or view.problem or "none"
+        raise UsageError(f"there is no GPU {gpu} here: {there}")
 
 
 def require_clean(proof: CleanProof) -> str:

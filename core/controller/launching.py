@@ -15,6 +15,7 @@ from kvctl.core.domain.presets import Preset
 from kvctl.core.domain.server import Failure, ServerState, StageState
 from kvctl.core.domain.startup import launched as begin_startup
 from kvctl.core.domain.startup import stages_of
+from kvctl.core.domain.units import duration, thousands
 from kvctl.core.ports import GenerateRequest, Generator, TransportFailed
 from kvctl.core.servers.flag_catalogue import CatalogueCache
 from kvctl.core.servers.launch import Launched, new_log_path
@@ -219,6 +220,18 @@ async def _ask_for_token(host: Host, generator: Generator, request: GenerateRequ
 def _no_token(problem: str | None) -> StartFailed:
     advice = ("l shows its log",)
     return StartFailed(Failure(f"The server is up but makes no token: {problem}", advice))
+
+
+def told_ready(watch: ServerWatch, wall: float) -> str:
+    """Return in one line what a launch that serves (at this wall time) has come to."""
+    record, startup = watch.record, watch.startup
+    took = wall - (record.launched_wall or wall)
+    parts = [f"{record.preset} at {record.url} serves after {duration(took)}"]
+    if startup.pool_tokens is not None:
+        parts.append(f"pool {thousands(startup.pool_tokens)} tokens")
+    if startup.available_gpu_memory_gb is not None:
+        parts.append(f"{startup.available_gpu_memory_gb:.2f} GB free after graphs")
+    return ", ".join(parts)
 
 
 def is_lost(state: ServerState) -> bool:

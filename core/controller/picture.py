@@ -3,10 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from kvctl.core.controller.history import History
 from kvctl.core.controller.host import Host
 from kvctl.core.controller.operating import OperatingLog
 from kvctl.core.controller.server_records import same_url
-from kvctl.core.controller.store import EventFeed, History
+from kvctl.core.controller.store import EventFeed
 from kvctl.core.domain.diagnose import diagnose
 from kvctl.core.domain.errors import KvctlError
 from kvctl.core.domain.figures import Figure, unknown
@@ -33,12 +34,16 @@ class Picture:
     host: Host
     feed: EventFeed
     ledger: Ledger
-    history: History = field(default_factory=History)
+    history: History = field(init=False)
     points: OperatingLog = field(default_factory=OperatingLog)
     _presets: tuple[PresetSummary, ...] = ()
     _presets_at: float | None = None
     _verdict: Verdict | None = None
     _verdict_at: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Take up the history of an earlier kvctld."""
+        self.history = History(self.host.state_folder)
 
     def compose(
         self,
@@ -65,7 +70,7 @@ class Picture:
             verdicts=diagnose(scene),
             presets=presets,
             events=tuple(self.feed.recent),
-            series=self.history.series(),
+            series=self.history.series(wall),
             operating_points=self.points.points(),
             busy_command=busy,
             last_good_preset=last_good_preset,
@@ -73,7 +78,7 @@ class Picture:
 
     def note(self, snapshot: Snapshot) -> None:
         """Take one second's figures into the history and tell a new verdict as an event."""
-        self.history.record(snapshot.at, _series_values(snapshot))
+        self.history.record(snapshot.wall, _series_values(snapshot))
         self.points.note(snapshot)
         self._tell_verdict(snapshot)
 

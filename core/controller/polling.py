@@ -3,6 +3,7 @@
 Time limits live in the adapters (real seconds); this loop only decides when to ask again.
 """
 
+import traceback
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -33,13 +34,11 @@ class Poll(Generic[T]):
         delay = self.period_s
         while True:
             try:
-                answer = await self.read()
-            except ProbeFailed as failure:
-                self.miss(failure)
-                delay = min(max(delay, self.period_s) * BACKOFF_FACTOR, BACKOFF_MAX_S)
-            else:
-                self.take(answer)
+                self.take(await self.read())
                 delay = self.period_s
+            except Exception as error:  # the probe boundary: a source that breaks ends nothing
+                self.miss(_failure_of(error))
+                delay = min(max(delay, self.period_s) * BACKOFF_FACTOR, BACKOFF_MAX_S)
             await self._wait(clock, delay)
 
     async def _wait(self, clock: Clock, seconds: float) -> None:
@@ -47,3 +46,10 @@ class Poll(Generic[T]):
         await clock.sleep(min(seconds, self.period_s))
         while clock.monotonic() < end and not self.is_back():
             await clock.sleep(min(self.period_s, end - clock.monotonic()))
+
+
+def _failure_of(error: Exception) -> ProbeFailed:
+    if isinstance(error, ProbeFailed):
+        return error
+    traceback.print_exception(error)
+    return ProbeFailed("broken", " ".join(f"{type(error).__name__}: {error}".split()))

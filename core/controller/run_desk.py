@@ -7,7 +7,6 @@ nothing may be sent. It serves the server desk's stops through `RunInterplay`.
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from kvctl.core.controller.commands import (
     CloseRun,
@@ -24,6 +23,7 @@ from kvctl.core.controller.commands import (
 from kvctl.core.controller.freezing import freeze, is_frozen, thaw
 from kvctl.core.controller.host import Host
 from kvctl.core.controller.run_opening import facts_of, open_options, resolve_servers
+from kvctl.core.controller.run_words import partition_lines, told_harvest, waiting_run
 from kvctl.core.controller.server_desk import ServerDesk
 from kvctl.core.controller.server_records import same_url
 from kvctl.core.controller.server_watch import ServerWatch
@@ -35,7 +35,6 @@ from kvctl.core.domain.run import Run, RunState
 from kvctl.core.domain.units import thousands
 from kvctl.core.ports import Generator
 from kvctl.core.runs.driver import RunDriver
-from kvctl.core.runs.harvest import HarvestReport
 from kvctl.core.runs.journal import DiskTrouble
 from kvctl.core.runs.pump import RunHooks
 from kvctl.core.runs.runfile import load_run
@@ -79,6 +78,10 @@ class RunDesk:
         self._stops.pop(url, None)
         self.tick()
 
+    def sends_to(self, url: str) -> bool:
+        """Return whether the open run uses a server."""
+        return self._own_url(url) is not None
+
     async def settle_in_flight(self, url: str, how: WaitHow) -> str:
         """Drain, harvest or abandon what is in flight at a server; say what was done."""
         if how is WaitHow.FREEZE:
@@ -86,10 +89,9 @@ class RunDesk:
         own = self._own_url(url)
         if self.driver is None or own is None or not self.driver.in_flight(own):
             return "nothing of the run is in flight"
-        if how is WaitHow.DRAIN:
-            return await self._drain(self.driver, own)
-        cut = self.driver.harvest if how is WaitHow.HARVEST else self.driver.abandon
-        return told_harvest(await cut(own))
+        said = await self._settle(self.driver, own, how)
+        self._tell(how.value, said)
+        return said
 
     def in_flight_at(self, url: str) -> int:
         """Return the run's own requests at a server, now or when its counts were read."""
@@ -114,7 +116,7 @@ class RunDesk:
         said = f"run {view.name}: {thousands(view.total)} prompts in {len(view.partitions)}"
         said += f" partitions{done if view.done else ''}, output in {view.output}"
         self.feed.emit("run", said, id)
-        return Outcome(0, said, tuple(_partition_lines(view)))
+        return Outcome(0, said, tuple(partition_lines(view)))
 
     async def pause(self, command: PauseRun, id: str) -> Outcome:
         """Stop sending; freeze, harvest or abandon what is in flight if that was asked for."""
@@ -139,7 +141,9 @@ class RunDesk:
         self._steering().override_policy()
         driver.resume()
         self.tick()
-        said = "sending again" + (f"; continued {', '.join(thawed)}" if thawed else "")
+        still = driver.view(self._now()).reason if driver.gate.holds else ""
+        said = f"the pause is over, but nothing is sent yet: {still}" if still else "sending again"
+        said += f"; continued {', '.join(thawed)}" if thawed else ""
         self.feed.emit("resumed", said, id)
         return Outcome(0, said)
 
@@ -194,7 +198,7 @@ class RunDesk:
         """Show the remembered run from the first snapshot on."""
         if self.remembered.run is not None:
             path = self.remembered.run.path
-            self.waiting = _waiting(path, RunState.LOADING, "", self._now())
+            self.waiting = waiting_run(path, RunState.LOADING, "", self._now())
         else:
             self._is_settled.set()
 
@@ -216,7 +220,7 @@ class RunDesk:
                 driver = await self._open(record.path, force=False)
             except KvctlError as error:
                 reason = f"not taken up: {error}"
-                self.waiting = _waiting(record.path, RunState.FAILED, reason, self._now())
+                self.waiting = waiting_run(record.path, RunState.FAILED, reason, self._now())
                 self.feed.emit("run", f"{record.path} is {reason}")
                 return
             driver.start()
@@ -278,8 +282,7 @@ class RunDesk:
     async def _open(self, path: str, force: bool) -> RunDriver:
         spec = load_run(path)
         urls = resolve_servers(spec, self.servers)
-        for url in urls:
-            self.servers.watch_url(url)
+        added = [watch for url in urls if (watch := self.servers.watch_url(url)) is not None]
         watch = self.servers.at_url(urls[0])
         if watch is not None and watch.info is None:
             await watch.learn()
@@ -290,7 +293,12 @@ class RunDesk:
             RunHooks(facts=self._facts, event=lambda kind, text: self._tell(kind, text)),
             options=open_options(watch, force),
         )
-        await driver.open()
+        try:
+            await driver.open()
+        except KvctlError:
+            for watch in added:
+                self.servers.drop(watch)
+            raise
         self.driver, self.waiting = driver, None
         self._sampled.clear()
         self.steering = Steering(self.host.clock, driver, self.servers, self._tell, self._stops)
@@ -324,10 +332,11 @@ class RunDesk:
         return [watch for watch in found if watch is not None]
 
     async def _pause_further(self, driver: RunDriver, how: WaitHow) -> str:
-        if how is WaitHow.DRAIN:
-            return ""
         if how is WaitHow.FREEZE:
             return "; ".join([await freeze(watch, self.save) for watch in self._watches()])
+        await self._thaw_all()
+        if how is WaitHow.DRAIN:
+            return ""
         cut = driver.harvest if how is WaitHow.HARVEST else driver.abandon
         return "; ".join([told_harvest(await cut(url)) for url in driver.spec.servers])
 
@@ -351,6 +360,12 @@ class RunDesk:
         urls = self.driver.spec.servers if self.driver is not None else ()
         return next((own for own in urls if same_url(own, url)), None)
 
+    async def _settle(self, driver: RunDriver, url: str, how: WaitHow) -> str:
+        if how is WaitHow.DRAIN:
+            return await self._drain(driver, url)
+        cut = driver.harvest if how is WaitHow.HARVEST else driver.abandon
+        return told_harvest(await cut(url))
+
     async def _drain(self, driver: RunDriver, url: str) -> str:
         if len(driver.spec.servers) > 1:
             while driver.in_flight(url):  # the others go on sending
@@ -358,36 +373,3 @@ class RunDesk:
         elif not await driver.drain(DRAIN_S):
             raise KvctlError("the run did not drain within a day")
         return "all in flight have ended"
-
-
-def _waiting(path: str, state: RunState, reason: str, now: float) -> Run:
-    """Return a run of which only the file is known yet."""
-    return Run(_name_in(path), path, "", state, now, reason)
-
-
-def _name_in(path: str) -> str:
-    try:
-        return load_run(path).name
-    except KvctlError:
-        return Path(path).stem  # why it cannot be read is told when it is taken up
-
-
-def _partition_lines(view: Run) -> list[str]:
-    return [f"{p.name}: {p.total} prompts, {p.done} done" for p in view.partitions]
-
-
-def told_harvest(report: HarvestReport | None) -> str:
-    """Return what a harvest kept and lost, in one line."""
-    if report is None:
-        return "nothing was in flight"
-    parts = [f"{report.kept} partials, {thousands(report.kept_tokens)} tokens on disk"]
-    if report.queued:
-        parts.append(f"{report.queued} queued given back")
-    if report.finished:
-        parts.append(f"{report.finished} ended by themselves")
-    if report.restarted:
-        lost = f"{thousands(report.dropped_tokens)} tokens thrown away"
-        parts.append(f"{report.restarted} start again ({lost}: {', '.join(report.reasons)})")
-    if report.unanswered:
-        parts.append(f"{report.unanswered} not given back in time, start again")
-    return "; ".join(parts)

@@ -25,10 +25,11 @@ from kvctl.core.controller.launching import (
     prepare,
     refuse_if_failed,
     spawn,
+    told_ready,
     until_ready,
 )
 from kvctl.core.controller.server_desk import ServerDesk
-from kvctl.core.controller.server_records import known_server, port_of
+from kvctl.core.controller.server_records import known_server, port_of, same_url
 from kvctl.core.controller.server_watch import ServerWatch
 from kvctl.core.controller.stages import RESUME_STAGES, START_STAGES, STOP_STAGES
 from kvctl.core.controller.stopping import (
@@ -42,7 +43,6 @@ from kvctl.core.controller.stopping import (
 from kvctl.core.domain.errors import CommandRefused, UsageError
 from kvctl.core.domain.launch_plan import LaunchPlan
 from kvctl.core.domain.membership import LaunchState
-from kvctl.core.domain.units import duration, thousands
 from kvctl.core.servers.flag_catalogue import CatalogueCache
 from kvctl.core.servers.launch import LaunchFailed
 from kvctl.core.servers.ledger import Ledger, LedgerUnwritable
@@ -108,6 +108,7 @@ class Sequences:
             if is_lost(watch.state):
                 self._put_away(watch)
                 return await self._carry_out(self._starting(prepared, watch.record.name, id))
+            self._refuse_to_move(watch, prepared)
             stop = self._stop_of(watch, command.how, command.cut_foreign)
             await watch.refresh()
             guard_stop(self.run, stop)
@@ -115,8 +116,10 @@ class Sequences:
 
     async def cancel(self, command: CancelStart, id: str) -> Outcome:
         """Stop the start or restart in progress and clean up behind it."""
-        if self._work is None or self.busy is None:
+        if self.busy is None:
             raise CommandRefused("no start or restart is in progress")
+        if self._work is None:
+            raise CommandRefused(f"{self.busy} is only being checked: nothing is touched yet")
         what, work = self.busy, self._work
         work.cancel()
         await asyncio.gather(work, return_exceptions=True)
@@ -192,10 +195,18 @@ class Sequences:
         watch.tick()
         self.run.release(watch.record.url)
 
+    def _refuse_to_move(self, watch: ServerWatch, prepared: Prepared) -> None:
+        """Refuse a preset under whose address the open run would not find the server again."""
+        now, then = watch.record.url, prepared.plan.url
+        if self.run.sends_to(now) and not same_url(now, then):
+            raise CommandRefused(
+                f"the run sends to {now} and preset {prepared.preset.name} would serve at {then}: "
+                "give it that address, or close the run first"
+            )
+
     def _put_away(self, watch: ServerWatch) -> None:
         """Take a server that is over off the list; how it ended stays in the ledger."""
-        if not watch.record.is_ended:
-            self._close_record(watch, watch.state_reason)
+        self._close_record(watch, watch.state_reason)
         self.desk.drop(watch)
 
     def _launch(self, prepared: Prepared, name: str, old: ServerWatch | None = None) -> ServerWatch:
@@ -231,7 +242,7 @@ class Sequences:
         if watch.info is None:
             await watch.learn()
         self._serves(watch, id)
-        return self._told_ready(watch)
+        return told_ready(watch, self.desk.host.clock.wall())
 
     async def _give_up(self, watch: ServerWatch, cause: str, id: str) -> None:
         if watch.stages.doing is not None:
@@ -260,21 +271,11 @@ class Sequences:
                 watch.info.version if watch.info else None,
             )
         )
-        self.desk.feed.emit("ready", self._told_ready(watch), id)
+        self.desk.feed.emit("ready", told_ready(watch, self.desk.host.clock.wall()), id)
         self.run.release(watch.record.url)
         if any(stage.name == "resume run" for stage in watch.stages.items):
             with watch.stages.step("resume run") as proof:
                 proof.append("the run sends again, unless it is paused")
-
-    def _told_ready(self, watch: ServerWatch) -> str:
-        record, startup = watch.record, watch.startup
-        took = self.desk.host.clock.wall() - (record.launched_wall or self.desk.host.clock.wall())
-        parts = [f"{record.preset} at {record.url} serves after {duration(took)}"]
-        if startup.pool_tokens is not None:
-            parts.append(f"pool {thousands(startup.pool_tokens)} tokens")
-        if startup.available_gpu_memory_gb is not None:
-            parts.append(f"{startup.available_gpu_memory_gb:.2f} GB free after graphs")
-        return ", ".join(parts)
 
     async def _prepare(self, preset: str, replaced: ServerWatch | None) -> Prepared:
         gone = replaced if replaced is not None and not is_lost(replaced.state) else None
@@ -313,7 +314,9 @@ class Sequences:
         )
 
     def _close_record(self, watch: ServerWatch, cause: str) -> None:
-        """Write the end of a launch into what is remembered and into the ledger."""
+        """Write the end of a launch, once, into what is remembered and into the ledger."""
+        if watch.record.is_ended:
+            return
         self.desk.end_record(watch)
         identity, launch_id = watch.identity, watch.record.launch_id
         code = self.desk.host.launcher.exit_of(identity) if identity is not None else None

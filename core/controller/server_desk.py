@@ -8,6 +8,7 @@ from kvctl.core.controller.commands import AdoptServer, ForgetServer, Outcome
 from kvctl.core.controller.host import Host
 from kvctl.core.controller.server_records import (
     found_record,
+    is_of_this_boot,
     known_server,
     launch_state,
     port_of,
@@ -20,7 +21,8 @@ from kvctl.core.domain.errors import CommandRefused, KvctlError, UsageError
 from kvctl.core.domain.launch_plan import LaunchPlan
 from kvctl.core.domain.membership import KnownServer, LaunchState
 from kvctl.core.domain.server import LaunchFlag, Server, ServerState
-from kvctl.core.servers.discover import discover
+from kvctl.core.domain.supervisors import container_of
+from kvctl.core.servers.discover import FoundServer, discover
 from kvctl.core.servers.ending import launch_group
 
 DEFAULT_NAME = "main"
@@ -42,7 +44,9 @@ class ServerDesk:
 
     def known(self) -> tuple[KnownServer, ...]:
         """Return every launch on record, ended ones first."""
-        ended = [known_server(r, LaunchState.ENDED) for r in self.remembered.ended]
+        booted = self.host.clock.wall() - self.host.clock.monotonic()
+        records = [r for r in self.remembered.ended if is_of_this_boot(r, booted)]
+        ended = [known_server(r, LaunchState.ENDED) for r in records]
         now = [known_server(w.record, launch_state(w)) for w in self.watches.values()]
         return tuple(k for k in (*ended, *now) if k is not None)
 
@@ -97,9 +101,10 @@ class ServerDesk:
         mine = {known.identity for known in self.known()}
         for found in discover(self.host.processes):
             there = self.at_url(found.url)
+            self._note_container(there, found)
             is_free = there is None or there.identity is None or _is_over(there)
             if found.identity not in mine and is_free:
-                self.watch(found_record(found, self._free_name(found.url)))
+                self.watch(found_record(found, self._free_name(found.url), self._container()))
                 who = f"pid {found.identity.pid} ({found.user})"
                 self.feed.emit("found", f"SGLang at {found.url}, {who}: watched, not touched")
 
@@ -153,12 +158,13 @@ class ServerDesk:
         watch.start()
         return watch
 
-    def watch_url(self, url: str) -> None:
-        """Watch what a run sends to, whether it answers already or not."""
-        if self.at_url(url) is None:
-            record = self._adopted(AdoptServer(url))
-            self.watch(record)
-            self.remember(record)
+    def watch_url(self, url: str) -> ServerWatch | None:
+        """Watch what a run sends to, answering or not; None where it was watched already."""
+        if self.at_url(url) is not None:
+            return None
+        watch = self.watch(self._adopted(AdoptServer(url)))
+        self.remember(watch.record)
+        return watch
 
     def drop(self, watch: ServerWatch) -> None:
         """Stop reading a server and take it off the list."""
@@ -196,6 +202,18 @@ class ServerDesk:
         self.remembered.ended = [*self.remembered.ended, record][-ENDED_KEPT:]
         self.save()
 
+    def _note_container(self, there: ServerWatch | None, found: FoundServer) -> None:
+        """Remember the container of a server that a launch of ours started through docker."""
+        if there is None or found.container is None or found.container == self._container():
+            return
+        if there.record.is_managed and found.identity != there.identity:
+            there.record.container = found.container
+
+    def _container(self) -> str | None:
+        """Return the container that kvctld itself sits in."""
+        own = self.host.processes.facts(self.host.me.pid)
+        return container_of(own.cgroup) if own is not None else None
+
     def _names(self) -> str:
         return ", ".join(sorted(self.watches)) or "none"
 
@@ -222,11 +240,13 @@ class ServerDesk:
             match = next((f for f in found if f.identity.pid == pid), None)
             if match is None:
                 raise UsageError(f"pid {pid} is no SGLang server that is visible here")
-            return found_record(match, command.server or self._free_name(match.url))
+            name = command.server or self._free_name(match.url)
+            return found_record(match, name, self._container())
         url = command.target if "://" in command.target else f"http://{command.target}"
         match = next((f for f in found if same_url(f.url, url)), None)
         if match is not None:
-            return found_record(match, command.server or self._free_name(match.url))
+            name = command.server or self._free_name(match.url)
+            return found_record(match, name, self._container())
         return ServerRecord(command.server or self._free_name(url), url.rstrip("/"), False)
 
 

@@ -7,6 +7,9 @@ from kvctl.core.domain.membership import KnownServer, LaunchState
 from kvctl.core.domain.server import ServerState
 from kvctl.core.servers.discover import FoundServer
 
+BOOT_SLACK_S = 120.0
+"""How far the wall clock may have been set since the host booted."""
+
 
 def same_url(one: str, other: str) -> bool:
     """Return whether two URLs name the same server on this host."""
@@ -37,6 +40,8 @@ def known_server(record: ServerRecord, state: LaunchState) -> KnownServer | None
         state,
         tuple(ProcessIdentity(pid, ticks) for pid, ticks in record.tree),
         record.launch_id,
+        record.container,
+        not record.is_managed,
     )
 
 
@@ -47,8 +52,16 @@ def launch_state(watch: ServerWatch) -> LaunchState:
     return LaunchState.STARTING if watch.state is ServerState.STARTING else LaunchState.RUNNING
 
 
-def found_record(found: FoundServer, name: str) -> ServerRecord:
-    """Return what is remembered of a server that was found running."""
+def is_of_this_boot(record: ServerRecord, booted_wall: float) -> bool:
+    """Return whether a launch can have processes here: not if the host has booted since."""
+    return record.launched_wall is None or record.launched_wall > booted_wall - BOOT_SLACK_S
+
+
+def found_record(found: FoundServer, name: str, own_container: str | None = None) -> ServerRecord:
+    """Return what is remembered of a server that was found running.
+
+    The container that kvctld itself sits in tells nobody apart.
+    """
     restarts = found.owner is not None and found.owner.restarts
     return ServerRecord(
         name,
@@ -61,4 +74,5 @@ def found_record(found: FoundServer, name: str) -> ServerRecord:
         ready_seen=True,
         model_path=found.model,
         owner=found.owner.text if found.owner is not None and restarts else None,
+        container=found.container if found.container != own_container else None,
     )

@@ -35,6 +35,8 @@ class ServerRecord:
     """Its stop was carried out, or it was seen dead."""
     ready_seen: bool = False
     """It served once."""
+    container: str | None = None
+    """Id of the container it runs in, where that is not kvctld's own."""
     owner: str | None = None
     """The supervisor that would start it again."""
     model_path: str | None = None

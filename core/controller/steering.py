@@ -94,13 +94,22 @@ class Steering:
         fit = self.driver.view(self.clock.monotonic()).fit_at_mean
         whole = sum(self._pools.values())
         for url, law in self.laws.items():
-            law.suspend(self._why_not(url))
-            if self._why_not(url) is not None:
+            why_not = self._why_not(url)
+            law.suspend(why_not)
+            if why_not is None:
+                self._meet(url)
+            else:
                 self._usages.pop(url, None)
             if fit is not None and url in self._pools:
                 law.set_fit(fit * FIT_USAGE * self._pools[url] / whole)
         self._apply()
         self._tell_target()
+
+    def _meet(self, url: str) -> None:
+        """Tell the driver which start of a server serves, before anything is sent to it."""
+        watch = self.servers.at_url(url)
+        if watch is not None and watch.launch is not None:
+            self.driver.meet(url, watch.launch)
 
     def _why_not(self, url: str) -> str | None:
         """Return why nothing is sent to a server, None while it serves."""

@@ -36,6 +36,9 @@ class RunInterplay(Protocol):
     def release(self, url: str) -> None:
         """Send to a server again, as far as its state allows."""
 
+    def sends_to(self, url: str) -> bool:
+        """Return whether the open run uses a server."""
+
     async def settle_in_flight(self, url: str, how: WaitHow) -> str:
         """Drain, harvest or abandon what is in flight at a server; say what was done."""
 

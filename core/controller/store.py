@@ -1,4 +1,4 @@
-"""The latest snapshot, its subscribers, the event feed with its audit log, and history.
+"""The latest snapshot, its subscribers, and the event feed with its audit log.
 
 Nothing here decides anything: the controller publishes, frontends read. A subscriber that
 is slow sees the newest snapshot next, never a queue of old ones.
@@ -14,10 +14,8 @@ from pathlib import Path
 
 from kvctl.core.clock import Clock
 from kvctl.core.domain.events import Event
-from kvctl.core.domain.snapshot import Series, Snapshot
+from kvctl.core.domain.snapshot import Snapshot
 
-SERIES_STEP_S = 10.0
-SERIES_LENGTH = 60
 EVENTS_KEPT = 200
 
 
@@ -83,11 +81,14 @@ class EventFeed:
 
     def load_recent(self) -> None:
         """Show the events of an earlier kvctld too; their monotonic times are lost."""
-        if self.audit is None or not self.audit.exists():
+        if self.audit is None:
             return
-        with self.audit.open("rb") as handle:
-            handle.seek(max(0, self.audit.stat().st_size - 65536))
-            lines = handle.read().decode("utf-8", "replace").splitlines()
+        try:
+            with self.audit.open("rb") as handle:
+                handle.seek(max(0, self.audit.stat().st_size - 65536))
+                lines = handle.read().decode("utf-8", "replace").splitlines()
+        except OSError:
+            return  # none yet, or not readable: what happened before is not needed to go on
         offset = self.clock.monotonic() - self.clock.wall()
         for line in lines[-EVENTS_KEPT:]:
             event = _event_of(line, offset)
@@ -103,28 +104,3 @@ def _event_of(line: str, offset: float) -> Event | None:
         return Event(wall + offset, wall, str(row["kind"]), str(row["text"]), row.get("command"))
     except (ValueError, KeyError, TypeError):
         return None
-
-
-@dataclass(slots=True)
-class History:
-    """Ten minutes of evenly spaced values for the sparklines."""
-
-    _next_at: float | None = None
-    _values: dict[str, deque[float | None]] = field(default_factory=dict)
-
-    def record(self, now: float, values: dict[str, float | None]) -> None:
-        """Take a point if the step has passed; gaps become missing points."""
-        if self._next_at is None:
-            self._next_at = now
-        if now < self._next_at:
-            return
-        missed = min(SERIES_LENGTH, int((now - self._next_at) // SERIES_STEP_S))
-        for name, value in values.items():
-            row = self._values.setdefault(name, deque(maxlen=SERIES_LENGTH))
-            row.extend([None] * missed)
-            row.append(value)
-        self._next_at += (missed + 1) * SERIES_STEP_S
-
-    def series(self) -> dict[str, Series]:
-        """Return every series, oldest first."""
-        return {name: Series(SERIES_STEP_S, tuple(row)) for name, row in self._values.items()}

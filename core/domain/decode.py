@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from kvctl.core.domain import counterwindow as counters
 from kvctl.core.domain import counts
+from kvctl.core.domain.agreement import compare
 from kvctl.core.domain.counterwindow import CounterWindow
 from kvctl.core.domain.figures import Figure, unknown
 from kvctl.core.domain.loglines import LogRecord
@@ -20,6 +21,7 @@ from kvctl.core.domain.logwindow import (
     fresh_decodes,
     rate_of,
 )
+from kvctl.core.domain.prefillshare import BusyTime, fold_busy, share_of
 from kvctl.core.domain.server import Decode
 from kvctl.core.domain.steady import LoadSample, Steadiness, fold_sample, fold_target, start_over
 from kvctl.core.domain.telemetry import LoadsReading, MetricsReading, ServerInfo
@@ -49,6 +51,7 @@ class DecodeState:
     rates_since: float | None = None
     """Monotonic seconds of the last freeze, thaw or break: no rate reaches back over it."""
     progress: TokenProgress = field(default_factory=TokenProgress)
+    prefill_busy: tuple[BusyTime, ...] = ()
 
 
 def fold_loads(state: DecodeState, reading: LoadsReading, now: float) -> DecodeState:
@@ -63,6 +66,7 @@ def fold_loads(state: DecodeState, reading: LoadsReading, now: float) -> DecodeS
         is_frozen=frozen,
         rates_since=since,
         progress=progress_of_loads(state.progress, reading, now),
+        prefill_busy=() if frozen else fold_busy(state.prefill_busy, reading),
     )
     return replace(state, steadiness=_steadiness(state, now))
 
@@ -126,6 +130,7 @@ def decode_of(state: DecodeState, now: float) -> Decode:
         max_running=counts.max_running(sources),
         generation_tokens_per_s=generation,
         prefill_tokens_per_s=_prefill_rate(state, now),
+        prefill_share=_prefill_share(state, now),
         retracted_per_min=_retracted_per_min(state, now),
         retracted_total=_retracted_total(state, now),
         recomputed_tokens_per_min=_recomputed_per_min(state, now),
@@ -144,6 +149,7 @@ def decode_of(state: DecodeState, now: float) -> Decode:
         worst_rank=worst.rank,
         steady_since=state.steadiness.since,
         is_frozen=state.is_frozen,
+        sources=compare(sources, state.window, state.steadiness.samples, generation),
     )
 
 
@@ -206,6 +212,14 @@ def _prefill_rate(state: DecodeState, now: float) -> Figure:
         return counted
     recent = [a.tokens or 0.0 for a in state.log.prefills if now - a.at <= PREFILL_WINDOW_S]
     return Figure(sum(recent) / min(PREFILL_WINDOW_S, max(1.0, now - since)), "log", now)
+
+
+def _prefill_share(state: DecodeState, now: float) -> Figure:
+    if state.loads is None:
+        return unknown("no server answers yet")
+    if state.is_frozen:
+        return unknown(f"no new counts for {now - counts.true_at(state.loads):.0f} s")
+    return share_of(state.prefill_busy, state.loads.source, now)
 
 
 def _retracted_per_min(state: DecodeState, now: float) -> Figure:

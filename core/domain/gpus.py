@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from kvctl.core.domain.figures import Figure, unknown
+from kvctl.core.domain.proofs import GpuProof
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,17 @@ class MigInstance:
     """Such as "NVIDIA H100 MIG 1g.10gb", "" if unreadable."""
     memory_used_bytes: Figure
     memory_total_bytes: Figure
+
+
+@dataclass(frozen=True, slots=True)
+class XidError:
+    """One error that the driver reported of a device."""
+
+    code: int
+    text: str
+    """What the code means, or the driver's own words; "" if neither is known."""
+    at: float | None = None
+    """Monotonic seconds when it was seen; None if it was reported before kvctld looked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +79,12 @@ class GpuDevice:
     ecc_uncorrected: Figure = unknown("not read")
     """Uncorrected ECC errors since the driver was loaded."""
     mig_instances: tuple[MigInstance, ...] = ()
+    xids: tuple[XidError, ...] = ()
+    """Errors that the driver reported, newest last, at most 8."""
+    xid_problem: str | None = "not read"
+    """Why Xid errors cannot be read; None where they can."""
+    virtualisation: str | None = None
+    """"none", "passthrough", "vGPU" …; None if the driver does not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +159,9 @@ class Holder:
     """One process on one GPU, with what it is and why we think so."""
 
     gpu_uuid: str
-    gpu_index: int
+    """"" for a process that holds no GPU (a stray)."""
+    gpu_index: int | None
+    """None for a process that holds no GPU (a stray)."""
     pid: int
     start_ticks: int | None
     """None where the process is not visible here; then it is never signalled."""
@@ -170,10 +190,16 @@ class Holder:
     """Whether `owner` must be asked instead of the process; None: it may start it again."""
     owner_command: str | None = None
     """What to type to stop it through its owner."""
+    owner_pid: int | None = None
+    """The process that would start it again; None where the owner is a unit or container."""
     state: str | None = None
     """One letter of /proc/PID/stat; None where it is not visible here."""
     session: int | None = None
     """Session id: rows of one launch share it; None where it is not visible here."""
+    group: int | None = None
+    """Process group id; None where it is not visible here."""
+    container: str | None = None
+    """Id of its container, 12 hex digits; None if it is in none of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,8 +219,21 @@ class GpuView:
     """There is certainly no GPU here; False where the driver only does not answer."""
     scan_limits: tuple[str, ...] = ()
     """What could not be looked into, in words (other users' processes)."""
+    strays: tuple[Holder, ...] = ()
+    """Leftovers that hold no GPU: processes of launches that are over."""
+    proofs: tuple[GpuProof, ...] = ()
+    """What this reading proves of each device, in the order of `devices`."""
 
     @property
     def leftovers(self) -> tuple[Holder, ...]:
         """Holders whose server is gone."""
         return tuple(h for h in self.holders if h.kind is HolderKind.LEFTOVER)
+
+    @property
+    def left_processes(self) -> int:
+        """How many processes are leftovers, on a GPU or not."""
+        return len({h.pid for h in (*self.leftovers, *self.strays)})
+
+    def proof_of(self, uuid: str) -> GpuProof | None:
+        """Return what this reading proves of a device; None before the first judgement."""
+        return next((proof for proof in self.proofs if proof.uuid == uuid), None)

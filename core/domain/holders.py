@@ -15,9 +15,10 @@ from kvctl.core.domain.gpus import (
     HolderKind,
     ProcessFacts,
 )
+from kvctl.core.domain.holding import is_left_behind
 from kvctl.core.domain.kinship import is_engine, rank_of
 from kvctl.core.domain.membership import Judgement, KnownServer, Me, judge
-from kvctl.core.domain.supervisors import Owner
+from kvctl.core.domain.supervisors import Owner, container_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +35,14 @@ class HostFacts:
     scan_limits: tuple[str, ...] = ()
 
 
-def classify(reading: GpuReading, host: HostFacts, known: Sequence[KnownServer], me: Me) -> GpuView:
-    """Return devices and holders with what each is; never raises on odd input."""
+def classify(
+    reading: GpuReading,
+    host: HostFacts,
+    known: Sequence[KnownServer],
+    me: Me,
+    strays: Sequence[int] = (),
+) -> GpuView:
+    """Return devices, holders and strays with what each is; never raises on odd input."""
     holders: list[Holder] = []
     for device in reading.devices:
         for listed in device.processes:
@@ -51,7 +58,21 @@ def classify(reading: GpuReading, host: HostFacts, known: Sequence[KnownServer],
         expected_count=reading.expected_count,
         is_bare=reading.is_bare,
         scan_limits=host.scan_limits,
+        strays=_off_gpu(strays, holders, host, known, me),
     )
+
+
+def _off_gpu(
+    pids: Sequence[int],
+    holders: Sequence[Holder],
+    host: HostFacts,
+    known: Sequence[KnownServer],
+    me: Me,
+) -> tuple[Holder, ...]:
+    """Return the strays; who was reported and holds a GPU, or is none any more, is left out."""
+    held = {holder.pid for holder in holders}
+    found = (off_gpu(pid, host, known, me) for pid in pids if pid not in held)
+    return tuple(holder for holder in found if holder is not None and is_left_behind(holder))
 
 
 def _file_only(device: GpuDevice, host: HostFacts, me: Me) -> list[int]:
@@ -94,7 +115,7 @@ def _opened(
     if process is None:
         return replace(bare, evidence=f"{note}; {_unseen(pid, host, me)}")
     judged = judge(process, host.facts, known, me)
-    noted = Judgement(judged.kind, f"{note}; {judged.evidence}", judged.server)
+    noted = replace(judged, evidence=f"{note}; {judged.evidence}")
     return _known(bare, process, noted, host, me)
 
 
@@ -119,7 +140,7 @@ def _unseen(pid: int, host: HostFacts, me: Me) -> str:
 def _owner_of(process: ProcessFacts, judged: Judgement, host: HostFacts) -> Owner | None:
     """Return the owner; what merely started a launch of ours is not one."""
     owner = host.owners.get(process.identity.pid)
-    if owner is not None and owner.restarts is None and judged.server is not None:
+    if owner is not None and owner.restarts is None and judged.is_launched:
         return None
     return owner
 
@@ -146,6 +167,25 @@ def _bare(device: GpuDevice, listed: DeviceProcess) -> Holder:
     )
 
 
+_NO_GPU = Holder(
+    gpu_uuid="",
+    gpu_index=None,
+    pid=0,
+    start_ticks=None,
+    memory_bytes=None,
+    kind=HolderKind.INVISIBLE,
+    evidence="",
+    title="",
+    user=None,
+    parent_pid=None,
+    owner=None,
+    server=None,
+    rank=None,
+    is_mine=False,
+    is_driver_listed=False,
+)
+
+
 def _known(
     bare: Holder, process: ProcessFacts, judged: Judgement, host: HostFacts, me: Me
 ) -> Holder:
@@ -167,6 +207,43 @@ def _known(
         is_permitted=me.uid in (0, process.uid),
         owner_restarts=owner.restarts if owner else False,
         owner_command=owner.command if owner else None,
+        owner_pid=owner.pid if owner else None,
         state=process.state,
         session=process.session,
+        group=process.group,
+        container=container_of(process.cgroup),
     )
+
+
+def off_gpu(pid: int, host: HostFacts, known: Sequence[KnownServer], me: Me) -> Holder | None:
+    """Return what a process is that holds no GPU; None where it is not visible here."""
+    process = host.facts.get(pid)
+    if process is None:
+        return None
+    judged = judge(process, host.facts, known, me)
+    return _known(replace(_NO_GPU, pid=pid), process, judged, host, me)
+
+
+def stray_pids(
+    facts: Mapping[int, ProcessFacts], known: Sequence[KnownServer], me: Me
+) -> tuple[int, ...]:
+    """Return the leftovers among all processes: those of launches that are over, and orphans."""
+    marks = {server.mark for server in known if server.mark is not None}
+    sessions = {server.session for server in known}
+    trees = {before for server in known for before in server.tree}
+    boxes = [server.container[:12] for server in known if server.container]
+    found = []
+    for pid, process in facts.items():
+        is_candidate = (
+            is_engine(process.title)
+            or process.launch_mark in marks
+            or process.session in sessions
+            or process.identity in trees
+            or any(box in process.cgroup for box in boxes)
+        )
+        if is_candidate and pid not in (1, me.pid) and process.state not in ("Z", "X"):
+            judged = judge(process, facts, known, me)
+            is_over = judged.kind is HolderKind.EXITING and judged.server is not None
+            if judged.kind is HolderKind.LEFTOVER or is_over:
+                found.append(pid)
+    return tuple(sorted(found))

@@ -73,6 +73,32 @@ def is_left_behind(holder: Holder) -> bool:
     )
 
 
+def identity_of(holder: Holder) -> ProcessIdentity | None:
+    """Return its identity; None where it is not visible here and so is never signalled."""
+    if holder.start_ticks is None:
+        return None
+    return ProcessIdentity(holder.pid, holder.start_ticks)
+
+
+def shown_holders(view: GpuView, device: GpuDevice) -> tuple[Holder, ...]:
+    """Return the holders of a device that a list shows.
+
+    Who only has the device file open (main processes, monitors) is left out, unless it was left
+    behind, or the driver lists nobody although memory is in use.
+    """
+    here = [holder for holder in view.holders if holder.gpu_uuid == device.uuid]
+    told = [holder for holder in here if holder.is_driver_listed or is_left_behind(holder)]
+    used = device.memory_used_bytes.value or 0
+    is_idle = used <= default_idle_bytes(device.memory_total_bytes.value)
+    return tuple(told if told or is_idle else here)
+
+
+def every_holder(view: GpuView) -> tuple[Holder, ...]:
+    """Return the shown holders of every device, then the strays."""
+    shown = (holder for device in view.devices for holder in shown_holders(view, device))
+    return (*shown, *view.strays)
+
+
 def leftover_bytes(view: GpuView) -> int:
     """Return the memory that leftovers hold, those included that no signal can end."""
     return sum(holder.memory_bytes or 0 for holder in view.holders if is_left_behind(holder))
@@ -87,8 +113,11 @@ def usable_text(view: GpuView) -> str:
 
 def describe(holder: Holder) -> str:
     """Return one line: "GPU 4: 93,699 MiB held by 41822 sglang::scheduler_TP4, ours, …"."""
-    memory = mib(holder.memory_bytes) if holder.memory_bytes is not None else "memory"
     title = f" {holder.title[:60]}" if holder.title else ""
+    if holder.gpu_index is None:
+        what = holder.kind.replace("_", " ")
+        return f"no GPU: {holder.pid}{title} (user {holder.user}), {what}: {holder.evidence}"
+    memory = mib(holder.memory_bytes) if holder.memory_bytes is not None else "memory"
     user = "" if holder.is_mine or holder.user is None else f" (user {holder.user})"
     owner = f", owner {holder.owner}" if holder.owner else ""
     verb = "held by" if holder.is_driver_listed else "perhaps held by"
@@ -113,9 +142,9 @@ def signal_refusal(holder: Holder) -> str | None:
 def standing_holders(view: GpuView) -> frozenset[ProcessIdentity]:
     """Return who holds GPUs without being ours: not what a stop of ours has to wait for."""
     return frozenset(
-        ProcessIdentity(holder.pid, holder.start_ticks)
+        identity
         for holder in view.holders
-        if holder.start_ticks is not None
+        if (identity := identity_of(holder)) is not None
         and holder.server is None
         and holder.kind in (HolderKind.FOREIGN, HolderKind.OTHER_SGLANG)
     )
@@ -135,5 +164,9 @@ def confirmation_text(holder: Holder) -> str | None:
     if holder.kind is HolderKind.LEFTOVER and holder.is_mine and holder.owner_restarts is False:
         return None
     user = "your user" if holder.is_mine else f"user {holder.user}"
+    user += ", holds no GPU" if holder.gpu_index is None else ""
     owner = f"; {holder.owner}" if holder.owner else ""
-    return f"{holder.pid} {holder.title[:80]} ({user}): {holder.evidence}{owner}"
+    if holder.owner and holder.owner_restarts is None:
+        owner += ", which may start it again"
+    boxed = f"; container {holder.container}" if holder.container else ""
+    return f"{holder.pid} {holder.title[:80]} ({user}): {holder.evidence}{owner}{boxed}"

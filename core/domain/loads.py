@@ -64,6 +64,7 @@ def _v1_rank(entry: Mapping[str, Json], has_metrics: bool | None) -> RankLoad:
     if not hits and not has_metrics:
         hits = None
     accept = number(as_mapping(entry.get("speculative")), "accept_length")
+    busy_us = count(entry, "total_prefill_busy_us")
     return RankLoad(
         dp_rank=count(entry, "dp_rank") or 0,
         taken_wall=number(entry, "timestamp"),
@@ -77,6 +78,7 @@ def _v1_rank(entry: Mapping[str, Json], has_metrics: bool | None) -> RankLoad:
         max_running=count(entry, "max_running_requests"),
         accept_length=accept or None,
         prefilled_tokens=count(entry, "total_prefill_uncached_tokens"),
+        prefill_busy_s=None if busy_us is None else busy_us / 1e6,
     )
 
 

@@ -6,7 +6,7 @@ child of our user that has no server above it.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from kvctl.core.domain.gpus import HolderKind, ProcessFacts, ProcessIdentity
@@ -51,6 +51,8 @@ class KnownServer:
     """Value of KVCTL_LAUNCH it was started with."""
     container: str | None = None
     """Id of the container it runs in, at least 12 hex digits; None if in none of its own."""
+    is_found: bool = False
+    """Somebody else started it: what stands above it may start it again."""
 
     @property
     def identity(self) -> ProcessIdentity:
@@ -76,6 +78,8 @@ class Judgement:
     kind: HolderKind
     evidence: str
     server: str | None = None
+    is_launched: bool = False
+    """It belongs to a launch of ours, not to a server that was found running."""
 
 
 def judge(
@@ -85,13 +89,14 @@ def judge(
     for server in reversed(known):
         tie = tie_to(process, server, facts)
         if tie is not None:
-            return _with_state(process, _member(process, server, tie, facts))
+            judged = replace(_member(process, server, tie, facts), is_launched=not server.is_found)
+            return _with_state(process, judged)
     for server in known:
         for before in server.tree:
             if before.pid == process.identity.pid:
                 note = f"pid {before.pid} was in {server.name}'s launch and is another process now"
                 judged = _stranger(process, facts, me)
-                return Judgement(judged.kind, f"{note}; {judged.evidence}")
+                return replace(judged, evidence=f"{note}; {judged.evidence}")
     return _with_state(process, _stranger(process, facts, me))
 
 
@@ -117,10 +122,17 @@ def tie_to(
 def _shares_own_session(
     process: ProcessFacts, server: KnownServer, facts: Mapping[int, ProcessFacts]
 ) -> bool:
-    """Return whether it sits in the session the launch opened; a shell's session proves nothing."""
+    """Return whether it sits in the session the launch opened; a shell's session proves nothing.
+
+    Without its leader a session's number can be another's by now: then the launch mark has to be
+    there too, except on engine processes, whose titles overwrite it, and where it is unreadable.
+    """
     if process.session != server.session or server.session != server.pid:
         return False
     leader = facts.get(server.session)
+    is_unmarked = server.mark is not None and process.launch_mark != server.mark
+    if leader is None and is_unmarked and not is_engine(process.title) and process.state != "D":
+        return False
     is_reused = leader is not None and leader.identity != server.identity
     return not is_reused and process.identity.start_ticks >= server.start_ticks
 
@@ -180,7 +192,7 @@ def _with_state(process: ProcessFacts, judged: Judgement) -> Judgement:
         note = "uninterruptible (D): KILL cannot work until the kernel lets go"
     if note is None:
         return judged
-    return Judgement(HolderKind.EXITING, f"{note}; {judged.evidence}", judged.server)
+    return replace(judged, kind=HolderKind.EXITING, evidence=f"{note}; {judged.evidence}")
 
 
 def _named(process: ProcessFacts) -> str:

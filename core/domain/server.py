@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from kvctl.core.domain.agreement import Comparison
 from kvctl.core.domain.figures import Figure, unknown
 
 
@@ -100,7 +101,11 @@ class Decode:
     """Tokens of completed responses over `effective_window_s`, counted from the output."""
     effective_window_s: float | None = None
     completed_in_window: int | None = None
+    completed_per_s: Figure = unknown("nothing was completed yet")
+    """Completed responses over `effective_window_s`."""
     prefill_tokens_per_s: Figure = unknown("no server answers yet")
+    prefill_share: Figure = unknown("no server answers yet")
+    """0..1 of the busiest rank's time that prefill took in the last seconds."""
     retracted_per_min: Figure = unknown("the server runs without --enable-metrics")
     retracted_total: Figure = unknown("the server runs without --enable-metrics")
     recomputed_tokens_per_min: Figure = unknown("the server runs without --enable-metrics")
@@ -130,6 +135,8 @@ class Decode:
     """Monotonic seconds since when figures may be quoted as steady; None: burst or unknown."""
     is_frozen: bool = False
     """The engine is paused: the counts are those of the moment of the pause."""
+    sources: tuple[Comparison, ...] = ()
+    """What each source says of a figure that several tell, and where they disagree."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,8 @@ from kvctl.core.domain.logstages import END, WEIGHTS
 
 TEXT_CUT = 300
 """Characters of a log line that are quoted."""
+PAUSE_PATHS = ("/pause_generation", "/continue_generation")
+"""Access lines that tell whether the engine was paused when it ended."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ containerd, cri-o, Kubernetes, Slurm, supervisord and its like, scripts, tmux an
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvctl.core.domain.gpus import ProcessFacts
 from kvctl.core.domain.kinship import ancestors, is_engine, is_spawn_child, program
@@ -22,6 +22,8 @@ class Owner:
     """True: ended only through it. None: it may start the process again. False: it does not."""
     command: str | None = None
     """What to type to stop the process for good; None if that is not known."""
+    pid: int | None = field(default=None, compare=False)
+    """The process that starts it, where the owner is one; None for a unit or container."""
 
 
 _CONTAINER = re.compile(
@@ -52,6 +54,12 @@ _NO_STARTER = re.compile(
     r"^(systemd|init|tini|dumb-init|docker-init|catatonit|conmon|containerd-shim\S*|s6-svscan|runsvdir|launchd"
     r"|sshd|sshd-session|login|su|sudo|kvctl|nohup|setsid)$"
 )
+
+
+def container_of(cgroup: str) -> str | None:
+    """Return the first 12 digits of the id of the container a cgroup path names, None for none."""
+    found = list(_CONTAINER.finditer(cgroup))
+    return found[-1]["id"][:12] if found else None
 
 
 def find_owner(process: ProcessFacts, facts: Mapping[int, ProcessFacts]) -> Owner | None:
@@ -97,7 +105,8 @@ def _keeper(process: ProcessFacts, facts: Mapping[int, ProcessFacts]) -> Owner |
         words = above.title.split(" ")[:2]
         for name in (program(word) for word in words):
             if name in _KEEPERS:
-                return Owner(f"{name} (pid {above.identity.pid})", True, _KEEPERS[name])
+                pid = above.identity.pid
+                return Owner(f"{name} (pid {pid})", True, _KEEPERS[name], pid)
     return None
 
 
@@ -121,7 +130,8 @@ def _starter(process: ProcessFacts, facts: Mapping[int, ProcessFacts]) -> Owner 
             return None
         if _SHELLS.match(name) and " " not in above.title.replace(" -l", "").replace(" -i", ""):
             return None
-        return Owner(f"started by {above.identity.pid} {above.title[:60]}", None)
+        pid = above.identity.pid
+        return Owner(f"started by {pid} {above.title[:60]}", None, pid=pid)
     return None
 
 

@@ -28,6 +28,8 @@ class RankLoad:
     accept_length: float | None = None
     prefilled_tokens: int | None = None
     """total_prefill_uncached_tokens: computed prompt tokens since the start (0.5.17 and later)."""
+    prefill_busy_s: float | None = None
+    """total_prefill_busy_us: time in prefill since the start (0.5.17 and later)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol, TypeVar, runtime_checkable
 
 from kvctl.core.clock import Clock, within
-from kvctl.core.domain.gpus import GpuReading, GpuView, ProcessFacts
-from kvctl.core.domain.holders import HostFacts, classify
+from kvctl.core.domain.gpus import GpuReading, GpuView, Holder, ProcessFacts
+from kvctl.core.domain.holders import HostFacts, classify, off_gpu, stray_pids
 from kvctl.core.domain.membership import KnownServer, Me
 from kvctl.core.domain.supervisors import Owner, find_owner
 from kvctl.core.ports import GpuSource, Processes
@@ -19,6 +19,8 @@ from kvctl.core.ports import GpuSource, Processes
 T = TypeVar("T")
 FILES_EVERY_S = 5.0
 """How long a scan for open device files is used."""
+STRAYS_EVERY_S = 10.0
+"""How long a look at all processes for leftovers is used."""
 
 
 @runtime_checkable
@@ -48,12 +50,31 @@ class GpuViewProbe:
         self._files_every_s = files_every_s
         self._files: Mapping[int, tuple[int, ...]] = {}
         self._files_at: float | None = None
+        self._strays: tuple[int, ...] = ()
+        self._strays_at: float | None = None
 
     def read(self, at: float, known: Sequence[KnownServer], *, fresh: bool = False) -> GpuView:
-        """Return the view at `at`; `fresh` scans the open files anew. Blocking, never raises."""
+        """Return the view at `at`; `fresh` scans all processes anew. Blocking, never raises."""
         reading = self._source.read(at)
         files = self._device_files(reading, fresh)
-        return classify(reading, self._host(reading, files, known), known, self._me)
+        strays = self._stray_pids(at, known, fresh)
+        pids = {row.pid for device in reading.devices for row in device.processes} | files.keys()
+        host = self._host(pids | set(strays), files, known)
+        return classify(reading, host, known, self._me, strays)
+
+    def look_up(self, pids: Iterable[int], known: Sequence[KnownServer]) -> tuple[Holder, ...]:
+        """Return what processes are that hold no GPU; those not visible here are left out."""
+        wanted = set(pids)
+        host = self._host(wanted, {}, known)
+        found = (off_gpu(pid, host, known, self._me) for pid in sorted(wanted))
+        return tuple(holder for holder in found if holder is not None)
+
+    def _stray_pids(self, at: float, known: Sequence[KnownServer], fresh: bool) -> tuple[int, ...]:
+        age = None if self._strays_at is None else at - self._strays_at
+        if fresh or age is None or not 0 <= age < STRAYS_EVERY_S:
+            facts = {found.identity.pid: found for found in self._processes.all_facts()}
+            self._strays, self._strays_at = stray_pids(facts, known, self._me), at
+        return self._strays
 
     def _device_files(self, reading: GpuReading, fresh: bool) -> Mapping[int, tuple[int, ...]]:
         if not reading.devices:
@@ -66,11 +87,10 @@ class GpuViewProbe:
 
     def _host(
         self,
-        reading: GpuReading,
+        pids: set[int],
         files: Mapping[int, tuple[int, ...]],
         known: Sequence[KnownServer],
     ) -> HostFacts:
-        pids = {row.pid for device in reading.devices for row in device.processes} | files.keys()
         mains = {server.pid for server in known} if pids else set[int]()
         facts = with_ancestors(self._processes, pids | mains)
         owners = {pid: find_owner(facts[pid], facts) for pid in pids if pid in facts}

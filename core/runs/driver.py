@@ -19,7 +19,7 @@ from kvctl.core.runs.opened import OpenedRun
 from kvctl.core.runs.opening import OpenOptions, open_run
 from kvctl.core.runs.pump import Pump, RunHooks
 from kvctl.core.runs.sending import Sender
-from kvctl.core.runs.slots import ServerFacts, ServerSlots
+from kvctl.core.runs.slots import ServerSlots
 from kvctl.core.runs.viewing import Standing, unopened, view_run
 
 START_TARGET = 16
@@ -292,9 +292,10 @@ class RunDriver:
         else:
             self.hold("disk", trouble)
 
-    async def set_facts(self, server: str, facts: ServerFacts) -> None:
-        """Take what a server is now; see `Pump.set_facts`."""
-        await self._need().set_facts(self._at(server), facts)
+    def meet(self, server: str, launch: str) -> None:
+        """Note which start of a server serves; a new one is asked what it is, then sent to."""
+        if self._at(server).meet(launch):
+            self._wake()
 
     def in_flight(self, server: str | None = None) -> int:
         """Return this run's own requests at one server, or at all."""

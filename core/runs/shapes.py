@@ -90,13 +90,14 @@ def own_answer(line: bytes) -> StoredAnswer:
 
 
 def foreign_answer(record: Mapping[str, Any], partition: str) -> StoredAnswer:
-    """Return a record that another client wrote; its prompt's text is in the input alone."""
+    """Return a record of a `done_from` file; another client's prompt is in the input alone."""
+    prompt = record.get("prompt") if isinstance(record.get("v"), int) else None
     texts = (record.get(key) for key in _TEXT_KEYS)
     return StoredAnswer(
         str(record.get("id")),
         partition,
         _ids(record.get("input_ids")),
-        None,
+        prompt if isinstance(prompt, str) else None,
         _ids(record.get("output_ids")),
         next((str(whole_text(t)) for t in texts if isinstance(t, str) and t), None),
     )

@@ -74,6 +74,7 @@ class ServerSlots:
     _failures: deque[tuple[float, object]] = field(default_factory=deque)
     _delay_s: float = _FIRST_PROBE_S
     _good: int = 0
+    _met: str | None = None
     _is_on_trial: bool = False
     _probing: "asyncio.Task[bool] | None" = None
 
@@ -89,6 +90,15 @@ class ServerSlots:
             return 0
         limit = min(self.target, _TRIAL) if self._is_on_trial else self.target
         return max(0, limit - len(self.flights))
+
+    def meet(self, launch: str) -> bool:
+        """Note which start of the server serves; True if it is a new one, to be asked first."""
+        if launch in (self.facts.launch, self._met):
+            return False
+        self._met = launch
+        self.down = self.down or "it was started anew"
+        self.probe_at, self._delay_s, self._good = self.clock.monotonic(), _FIRST_PROBE_S, 0
+        return True
 
     def trip(self, why: str, row: object) -> None:
         """Note that a row's connection failed: nothing is sent until a probe is answered."""

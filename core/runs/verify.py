@@ -7,15 +7,14 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
 from kvctl.core.domain.runfile import RunSpec
 from kvctl.core.runs.folder import MANIFEST, read_object, read_skipped
 from kvctl.core.runs.foreign import read_done_from
 from kvctl.core.runs.inputs import ModelFacts, PartitionIndex
-from kvctl.core.runs.journal import ERRORS, RESPONSES, STREAMS
+from kvctl.core.runs.journal import ERRORS, PARTIALS, RESPONSES
+from kvctl.core.runs.locating import readable, refuse_attached
 from kvctl.core.runs.opening import index_run
-from kvctl.core.runs.records import ErrorHead, WholeResponse, why_not_accepted
+from kvctl.core.runs.records import ErrorHead, PartialHead, WholeResponse, why_not_accepted
 from kvctl.core.runs.scan import Damage, ScanNotes, read_stream
 
 _SHOWN = 20
@@ -45,6 +44,10 @@ class VerifyReport:
     unknown_count: int
     """Answers of no row of the inputs."""
     damages: tuple[Damage, ...]
+    """Lines that cannot be read; the first 20 of `damage_count`."""
+    damage_count: int
+    torn: tuple[Damage, ...]
+    """Torn last lines; while the run goes on, the line that is being written."""
     bad_records: tuple[str, ...]
     """Whole records that are no accepted answer, one line each."""
     finish: dict[str, int]
@@ -57,7 +60,21 @@ class VerifyReport:
     def is_exact(self) -> bool:
         """Whether every row has exactly one answer and everything is readable."""
         problems = self.missing_count or self.duplicate_count or self.unknown_count
-        return not (problems or self.failed or self.damages or self.bad_records)
+        unreadable = self.damage_count or self.torn or self.bad_records
+        return not (problems or self.failed or unreadable)
+
+    def problem(self) -> str:
+        """Return what is wrong in one line, with what does not occur left out."""
+        counts = [
+            (self.missing_count, "missing"),
+            (self.failed, "failed"),
+            (self.duplicate_count, "twice"),
+            (self.unknown_count, "of no input row"),
+            (self.damage_count, "damaged lines"),
+            (len(self.torn), "torn last lines"),
+            (len(self.bad_records), "records that are no answer"),
+        ]
+        return ", ".join(f"{count:,} {what}" for count, what in counts if count)
 
     def lines(self) -> list[str]:
         """Return the report as plain lines, the result first."""
@@ -76,6 +93,7 @@ class VerifyReport:
         found += [f"missing: {partition} {name}" for partition, name in self.missing]
         found += [f"twice: {partition} {name}" for partition, name in self.duplicates]
         found += [f"damaged: {damage}" for damage in self.damages]
+        found += [f"torn: {tail}; the next start moves it aside" for tail in self.torn]
         return found + [f"bad: {line}" for line in self.bad_records]
 
 
@@ -87,28 +105,34 @@ def verify(spec: RunSpec) -> VerifyReport:
     """Check the output of a run against its inputs, without modifying anything.
 
     Raises:
-        RunFileError: The inputs cannot be read.
+        RunFileError: The inputs cannot be read, or the answers are another client's.
+        KvctlError: The output cannot be read.
     """
-    folder = Path(spec.output)
+    folder = Path(refuse_attached(spec).output)
+    with readable(folder):
+        return _verify(folder, spec)
+
+
+def _verify(folder: Path, spec: RunSpec) -> VerifyReport:
     skipped = read_skipped(folder)
     indexes = index_run(spec, ModelFacts(), None, is_checked=False)
     found = (read_object(folder / MANIFEST) or {}).get("vocabulary")
     notes = ScanNotes()
     check = _Check(indexes, skipped, found if isinstance(found, int) else None)
-    for line in read_stream(folder, RESPONSES, WholeResponse, notes):
+    for line in read_stream(folder, RESPONSES, WholeResponse, notes, keeps_tail=True):
         check.add(line.head, f"{line.file.name} at byte {line.offset}")
     own = set(check.seen)
     rows = {index.spec.name: (n, index.rows) for n, index in enumerate(indexes)}
-    elsewhere = {
+    others = {
         (indexes[n].spec.name, indexes[n].id_of(row))
         for n, row in read_done_from(spec.done_from, rows).done
-    } - own
+    }
+    elsewhere = (others & check.expected) - own
     done = own | elsewhere
     failed = _failed(folder, notes) & check.expected - done
     missing = sorted(check.expected - done - failed)
-    for stream in STREAMS:
-        if stream not in (RESPONSES, ERRORS):
-            list(read_stream(folder, stream, msgspec.Raw, notes))
+    for _ in read_stream(folder, PARTIALS, PartialHead, notes, keeps_tail=True):
+        pass
     return VerifyReport(
         output=spec.output,
         total=len(check.expected),
@@ -121,7 +145,9 @@ def verify(spec: RunSpec) -> VerifyReport:
         duplicates=tuple(check.twice[:_SHOWN]),
         duplicate_count=len(check.twice),
         unknown_count=check.unknown,
-        damages=tuple(notes.damages),
+        damages=tuple(notes.damages[:_SHOWN]),
+        damage_count=len(notes.damages),
+        torn=tuple(notes.tails),
         bad_records=tuple(check.bad),
         finish=check.finish,
         tokens=check.tokens,
@@ -131,7 +157,7 @@ def verify(spec: RunSpec) -> VerifyReport:
 
 def _failed(folder: Path, notes: ScanNotes) -> set[Key]:
     failed: set[Key] = set()
-    for line in read_stream(folder, ERRORS, ErrorHead, notes):
+    for line in read_stream(folder, ERRORS, ErrorHead, notes, keeps_tail=True):
         key = (line.head.partition, line.head.id)
         if line.head.is_final:
             failed.add(key)

@@ -8,47 +8,12 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
 from kvctl.core.clock import Clock
-from kvctl.core.domain.gpus import GpuDevice, GpuView, Holder, ProcessIdentity
-from kvctl.core.domain.holding import (
-    describe,
-    idle_limit,
-    is_left_behind,
-    unexplained_bytes,
-)
-from kvctl.core.domain.units import mib
+from kvctl.core.domain.cleanness import prove
+from kvctl.core.domain.gpus import GpuView, ProcessIdentity
+from kvctl.core.domain.holding import describe
+from kvctl.core.domain.proofs import GpuProof
 
 POLL_S = 0.5
-
-
-@dataclass(frozen=True, slots=True)
-class GpuProof:
-    """One GPU: clean, or what still holds it."""
-
-    uuid: str
-    index: int | None
-    """None where the GPU is not in the reading at all."""
-    is_clean: bool
-    used_bytes: int | None
-    limit_bytes: int | None
-    """Highest use that counts as idle; None where memory proves nothing (unified)."""
-    basis: str
-    """Where the limit comes from, in words."""
-    after_s: float
-    """Seconds from the start of the proof until it was seen clean, or until the last look."""
-    blockers: tuple[str, ...] = ()
-    beside: tuple[str, ...] = ()
-    """Holders that were agreed to stay, in words."""
-
-    def line(self) -> str:
-        """Return one line that says clean with its figures, or what is in the way."""
-        name = f"GPU {self.index}" if self.index is not None else self.uuid
-        if not self.is_clean:
-            return f"{name} NOT clean after {self.after_s:.1f} s: {'; '.join(self.blockers)}"
-        beside = f", beside {', '.join(self.beside)}" if self.beside else ""
-        return (
-            f"{name} clean after {self.after_s:.1f} s: no holder, {mib(self.used_bytes)} used"
-            f" ({self.basis}){beside}"
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +81,7 @@ async def prove_clean(
             why = view.problem or "no GPU was named"
             return CleanProof((), started, now - started, why)
         wanted = _wanted(view, gpus)
-        looks = [_look(view, uuid, started, idle_bytes, tolerate) for uuid in wanted]
+        looks = [prove(view, uuid, started, idle_bytes, tolerate) for uuid in wanted]
         proofs = tuple(_timed(look, clean_since, now - started) for look in looks)
         proof = CleanProof(proofs, started, now - started)
         left = started + timeout_s - now
@@ -153,73 +118,3 @@ def _timed(look: GpuProof, clean_since: dict[str, float], after_s: float) -> Gpu
     else:
         stamp = clean_since.setdefault(look.uuid, after_s)
     return replace(look, after_s=stamp)
-
-
-def _look(
-    view: GpuView,
-    uuid: str,
-    started: float,
-    idle_bytes: Mapping[str, int],
-    tolerate: Collection[ProcessIdentity],
-) -> GpuProof:
-    device = next((d for d in view.devices if d.uuid == uuid), None)
-    if device is None:
-        why = view.problem or "it is not among the devices of this host any more"
-        return GpuProof(uuid, None, False, None, None, "", 0.0, (f"no proof: {why}",))
-    here = [holder for holder in view.holders if holder.gpu_uuid == uuid]
-    staying = [holder for holder in here if _identity(holder) in tolerate]
-    limit, basis = idle_limit(device, idle_bytes)
-    limit += sum(holder.memory_bytes or 0 for holder in staying)
-    blockers = [describe(h) for h in here if h not in staying and _counts(h)]
-    blockers += _device_blockers(view, device, started)
-    blockers += _memory_blockers(device, here, limit, basis)
-    used = device.memory_used_bytes.value
-    return GpuProof(
-        uuid,
-        device.index,
-        not blockers,
-        None if used is None else int(used),
-        None if device.is_unified else limit,
-        "unified memory: only holders can be proven gone" if device.is_unified else basis,
-        0.0,
-        tuple(blockers),
-        tuple(f"{holder.pid} {holder.title[:40]}" for holder in staying),
-    )
-
-
-def _identity(holder: Holder) -> ProcessIdentity | None:
-    if holder.start_ticks is None:
-        return None
-    return ProcessIdentity(holder.pid, holder.start_ticks)
-
-
-def _counts(holder: Holder) -> bool:
-    """Return whether it is in the way: monitors keep device files open and hold no memory."""
-    return holder.is_driver_listed or holder.server is not None or is_left_behind(holder)
-
-
-def _device_blockers(view: GpuView, device: GpuDevice, started: float) -> list[str]:
-    if device.problem is not None:
-        return [f"no proof: {device.problem}"]
-    if view.problem is not None:
-        return [f"no proof: {view.problem}"]
-    if view.at is None or view.at < started:
-        return ["no proof: no reading since then"]
-    return [device.processes_problem] if device.processes_problem else []
-
-
-def _memory_blockers(device: GpuDevice, here: list[Holder], limit: int, basis: str) -> list[str]:
-    if device.is_unified or device.problem is not None:
-        return []
-    used = device.memory_used_bytes.value
-    if used is None:
-        return [f"no proof: memory unknown ({device.memory_used_bytes.reason})"]
-    if used <= limit:
-        return []
-    unexplained = unexplained_bytes(device, here)
-    who = ""
-    if unexplained is not None and unexplained > limit:
-        who = (
-            f", {mib(unexplained)} of it by no process here (another pid namespace, or the driver)"
-        )
-    return [f"{mib(used)} still used, {basis}{who}"]

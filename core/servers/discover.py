@@ -14,7 +14,7 @@ from kvctl.core.domain.gpus import ProcessFacts, ProcessIdentity
 from kvctl.core.domain.launch_plan import DEFAULT_HOST, DEFAULT_PORT, redact
 from kvctl.core.domain.preset_diff import flags_of_argv
 from kvctl.core.domain.presets import canonical
-from kvctl.core.domain.supervisors import Owner, find_owner
+from kvctl.core.domain.supervisors import Owner, container_of, find_owner
 from kvctl.core.ports import Processes
 
 SIMULATED_MODULE = "kvctl.core.sim.server"
@@ -39,6 +39,8 @@ class FoundServer:
     owner: Owner | None
     """What would start it again; None if nothing was seen."""
     is_simulated: bool
+    container: str | None = None
+    """Id of the container it runs in; None if in none."""
 
 
 def discover(processes: Processes, proc: Path = Path("/proc")) -> tuple[FoundServer, ...]:
@@ -98,6 +100,7 @@ def _found(
         uid=facts.uid,
         owner=owner,
         is_simulated=SIMULATED_MODULE in argv,
+        container=container_of(facts.cgroup),
     )
 
 

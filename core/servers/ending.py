@@ -5,13 +5,14 @@ end is the caller's choice: nothing here selects by name, except what belongs to
 """
 
 import signal
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from kvctl.core.clock import Clock
 from kvctl.core.domain.gpus import ProcessFacts, ProcessIdentity
-from kvctl.core.domain.membership import KnownServer, tie_to
+from kvctl.core.domain.launch_groups import members_of
+from kvctl.core.domain.membership import KnownServer
 from kvctl.core.ports import Processes
 
 POLL_S = 0.1
@@ -168,28 +169,12 @@ def launch_group(processes: Processes, server: KnownServer) -> tuple[ProcessFact
     those, also where they opened sessions of their own or lost their parent.
     """
     facts = {process.identity.pid: process for process in processes.all_facts()}
-    members = {
-        process.identity: process
-        for process in facts.values()
-        if tie_to(process, server, facts) is not None
-    }
-    while added := _children(members, facts):
-        members.update(added)
-    living = [process for process in members.values() if processes.is_alive(process.identity)]
-    living.sort(key=lambda process: (process.identity != server.identity, process.identity.pid))
-    return tuple(living)
+    return living(processes, members_of(server, facts))
 
 
-def _children(
-    members: Mapping[ProcessIdentity, ProcessFacts], facts: Mapping[int, ProcessFacts]
-) -> dict[ProcessIdentity, ProcessFacts]:
-    found: dict[ProcessIdentity, ProcessFacts] = {}
-    for process in facts.values():
-        parent = facts.get(process.parent_pid)
-        if process.identity in members or parent is None or parent.identity not in members:
-            continue
-        found[process.identity] = process
-    return found
+def living(processes: Processes, found: Iterable[ProcessFacts]) -> tuple[ProcessFacts, ...]:
+    """Return those that still run, in their order."""
+    return tuple(process for process in found if processes.is_alive(process.identity))
 
 
 def _title(processes: Processes, identity: ProcessIdentity) -> str:

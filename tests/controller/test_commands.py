@@ -1,7 +1,8 @@
 """The table of commands and the command boundary."""
 
+import asyncio
 import dataclasses
-from pathlib import Path
+import threading
 
 import pytest
 from tests.fakes.rig import Rig
@@ -20,8 +21,8 @@ def test_every_command_is_frozen_data_with_a_docstring_of_its_own() -> None:
     for command in c.COMMANDS.values():
         # A dataclass without one gets its signature for a docstring.
         assert command.__doc__ and not command.__doc__.startswith(f"{command.__name__}(")
-        params = command.__dataclass_params__  # type: ignore[attr-defined]
-        assert dataclasses.is_dataclass(command) and params.frozen
+        assert dataclasses.is_dataclass(command)
+        assert vars(command)["__dataclass_params__"].frozen
 
 
 async def test_an_unexpected_exception_becomes_one_line_and_the_controller_goes_on(
@@ -53,8 +54,6 @@ async def test_refresh_reads_every_source_now(rig: Rig) -> None:
 
 
 async def test_a_driver_that_hangs_freezes_nothing_and_is_told(rig: Rig) -> None:
-    import threading
-
     rig.clock.waits_for_gpus = False
     rig.gpus.hangs = threading.Event()
     await rig.advance(30)
@@ -84,8 +83,6 @@ async def test_subscribers_get_the_picture_at_once_and_then_changes(rig: Rig) ->
             seen.append(shot.busy_command)
             if len(seen) > 1 and shot.busy_command is None and "start of small" in seen:
                 return
-
-    import asyncio
 
     reader = asyncio.create_task(read())
     await rig.submit(c.StartServer("small"))
@@ -117,11 +114,12 @@ async def test_an_unreadable_state_file_stops_kvctld_in_one_line_and_stays(rig: 
 
 
 async def test_a_state_folder_that_cannot_be_written_is_told_and_stops_nothing(rig: Rig) -> None:
-    (rig.state_folder / "state.tmp").mkdir()
+    blocked = rig.state_folder / "state.tmp"
+    blocked.mkdir()
     outcome = await rig.submit(c.StartServer("small"))
     assert outcome.is_done
     assert any("state.json cannot be written" in text for text in rig.events("state"))
-    Path(rig.state_folder / "state.tmp").rmdir()
+    blocked.rmdir()
 
 
 async def test_a_broken_name_among_the_presets_does_not_stop_kvctld(rig: Rig) -> None:

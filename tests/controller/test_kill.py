@@ -24,9 +24,7 @@ def foreign(rig: Rig, gpu: int = 0, user: str = "bob") -> FakeProcess:
 # -- guards -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("pid", "who"), [(1, "the init of this host"), (ME, "kvctld itself")]
-)
+@pytest.mark.parametrize(("pid", "who"), [(1, "the init of this host"), (ME, "kvctld itself")])
 async def test_init_and_kvctld_itself_are_never_signalled(rig: Rig, pid: int, who: str) -> None:
     facts = rig.processes.facts(pid)
     assert facts is not None
@@ -57,7 +55,7 @@ async def test_what_the_kernel_forbids_is_said_before_anything_is_sent(rig: Rig)
 async def test_a_process_without_gpu_memory_needs_a_yes_too(rig: Rig) -> None:
     editor = rig.processes.begin("vim notes.txt")
     refused = await rig.submit(KillProcesses((editor.facts.identity,)))
-    assert refused.exit_status == 4 and "vim notes.txt (user ann)" in refused.message
+    assert refused.exit_status == 4 and "vim notes.txt (your user, holds no GPU)" in refused.message
     assert (await rig.submit(KillProcesses((editor.facts.identity,), confirmed=True))).is_done
     assert not editor.lives
 

@@ -11,6 +11,7 @@ from kvctl.core.controller.commands import (
     ResumeRun,
     StartServer,
     StopServer,
+    Throttle,
     WaitHow,
 )
 from kvctl.core.domain.snapshot import OperatingPoint
@@ -22,7 +23,9 @@ async def steady(rig: Rig, seconds: float = 150) -> FakeServer:
     """A run whose counts stand still for so long."""
     started = await rig.serving()
     # Answers of unlike length: no sample then falls into a moment when all of them end.
-    started.server.generator.length = lambda request: 150 + 37 * (request.input_ids or (0,))[0] % 100
+    started.server.generator.length = lambda request: (
+        150 + 37 * (request.input_ids or (0,))[0] % 100
+    )
     await rig.submit_run(rig.run_file(rows=200, tokens=300))
     await rig.advance(seconds)
     return started.server
@@ -40,7 +43,7 @@ async def test_effective_tokens_and_answer_time_come_from_the_journal(rig: Rig) 
     decode = rig.server().decode
     assert decode.effective_tokens_per_s.value == pytest.approx(40, rel=0.25)
     assert decode.effective_tokens_per_s.source.startswith("journal")
-    assert (decode.answer_s.value, decode.answer_s.source) == (pytest.approx(5.0), "journal")
+    assert decode.answer_s.value == pytest.approx(5.0) and decode.answer_s.source == "journal"
     assert decode.generation_tokens_per_s.value == 40.0
     assert decode.generation_tokens_per_s.source == "/v1/loads"
 
@@ -176,8 +179,6 @@ async def test_only_steady_figures_stand_behind_a_preset(rig: Rig) -> None:
 
 
 async def test_a_change_of_slots_ends_the_steady_window(rig: Rig) -> None:
-    from kvctl.core.controller.commands import Throttle
-
     await steady(rig)
     await rig.submit(Throttle(8))
     await rig.advance(5)

@@ -112,7 +112,9 @@ async def test_a_run_needs_a_server_that_is_known(rig: Rig) -> None:
     assert nothing.exit_status == 2 and "no server is known here" in nothing.message
     await rig.serving()
     named = await rig.submit(StartRun(rig.run_file(run='server = "b"', folder="b")))
-    assert named.exit_status == 2 and "server 'b' is not known here; there are: main" in named.message
+    assert (
+        named.exit_status == 2 and "server 'b' is not known here; there are: main" in named.message
+    )
 
 
 async def test_a_run_for_a_server_that_is_not_up_yet_waits_for_it(rig: Rig) -> None:
@@ -136,7 +138,9 @@ async def test_a_server_that_a_run_names_is_watched_with_the_run(rig: Rig) -> No
 
 
 async def test_a_run_that_spells_the_url_otherwise_is_still_known_as_our_own(rig: Rig) -> None:
-    server = await rig.generating(rig.run_file(rows=40, tokens=100, run='server = "http://localhost:9/"'))
+    server = await rig.generating(
+        rig.run_file(rows=40, tokens=100, run='server = "http://localhost:9/"')
+    )
     await rig.advance(3)
     assert rig.server().foreign_requests.value == 0
     outcome = await rig.submit(RestartServer("large"))
@@ -464,7 +468,7 @@ async def test_a_run_that_cannot_be_taken_up_says_why_and_can_be_closed(rig: Rig
     path = rig.run_file(rows=8)
     await rig.generating(path)
     await rig.kill()
-    Path(path).write_text("[run\n")
+    rig.rewrite(path, "[run\n")
     await rig.begin()
     await rig.advance(3)
     view = rig.run()
@@ -481,11 +485,10 @@ async def test_a_run_that_cannot_be_taken_up_can_be_started_once_it_is_mended(ri
     path = rig.run_file(rows=8)
     await rig.generating(path)
     await rig.kill()
-    text = Path(path).read_text()
-    Path(path).write_text("[run\n")
+    text = rig.rewrite(path, "[run\n")
     await rig.begin()
     await rig.advance(3)
-    Path(path).write_text(text)
+    rig.rewrite(path, text)
     assert (await rig.submit(StartRun(path))).is_done
     await finished(rig)
     assert len(answered(rig.output)) == 8

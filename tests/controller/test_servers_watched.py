@@ -7,7 +7,6 @@ from kvctl.core.controller.commands import AdoptServer, ForgetServer, StartServe
 from kvctl.core.domain.server import ServerState
 from kvctl.core.ports import ProbeFailed
 
-
 # -- adopt and forget -------------------------------------------------------------------------
 
 
@@ -112,7 +111,11 @@ async def test_a_server_that_lives_is_readopted_with_all_that_was_known(rig: Rig
     await rig.again()
     await rig.advance(5)
     after = rig.server()
-    assert (after.pid, after.preset, after.state) == (started.launched.pid, "small", ServerState.IDLE)
+    assert (after.pid, after.preset, after.state) == (
+        started.launched.pid,
+        "small",
+        ServerState.IDLE,
+    )
     assert after.flags == before.flags and after.is_managed
     assert after.decode.pool_tokens.value == 100_000
     assert after.available_gpu_memory_gb == 7.5

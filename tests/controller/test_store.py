@@ -7,7 +7,7 @@ import pytest
 
 from kvctl.core.clock import ManualClock, settle
 from kvctl.core.controller.state import RunRecord, ServerRecord, StateFile
-from kvctl.core.controller.store import EventFeed, History, Store
+from kvctl.core.controller.store import EventFeed, Store
 from kvctl.core.domain.errors import KvctlError
 from kvctl.core.domain.snapshot import Snapshot
 
@@ -55,18 +55,6 @@ def test_an_audit_log_that_cannot_be_written_never_stops_an_event(tmp_path: Path
     feed = EventFeed(ManualClock(), tmp_path / "missing" / "audit.jsonl")
     assert feed.emit("ready", "x").text == "x"
     assert len(feed.recent) == 1
-
-
-def test_history_marks_a_gap_as_missing_and_keeps_ten_minutes() -> None:
-    history = History()
-    history.record(0, {"running": 1.0})
-    history.record(4, {"running": 9.0})
-    history.record(10, {"running": 2.0})
-    history.record(45, {"running": 5.0})
-    assert history.series()["running"].values == (1.0, 2.0, None, None, 5.0)
-    for second in range(50, 5000, 10):
-        history.record(second, {"running": 1.0})
-    assert len(history.series()["running"].values) == 60
 
 
 def test_remembered_state_round_trips_and_is_private(tmp_path: Path) -> None:

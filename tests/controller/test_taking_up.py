@@ -1,11 +1,14 @@
-"""What is true in the first moments: a kvctld that just began, a server that just came up."""
+"""The first moments: a kvctld that just began, a server that just came up (again)."""
 
 import asyncio
+from typing import Any
 
+import pytest
 from tests.fakes.launcher import READY, Boot
 from tests.fakes.rig import Rig
+from tests.fakes.runs import answers
 
-from kvctl.core.controller.commands import CloseRun, PauseRun, Throttle
+from kvctl.core.controller.commands import CloseRun, PauseRun, RestartServer, Throttle
 from kvctl.core.controller.controller import Controller
 from kvctl.core.domain.run import RunState
 
@@ -45,3 +48,30 @@ async def test_after_a_long_start_the_counts_are_current_at_once(rig: Rig) -> No
     started.server.others = 3
     await rig.advance(2.5)
     assert rig.server().decode.running.value == 3
+
+
+def launches(record: dict[str, Any]) -> list[str]:
+    """Which start of the server made each part of an answer."""
+    return [segment["launch"] for segment in record.get("segments", [])] or [record["launch"]]
+
+
+@pytest.mark.parametrize("dtype", ["auto", "fp8_e5m2"])
+async def test_after_a_restart_the_new_launch_is_asked_before_anything_is_sent(
+    rig: Rig, dtype: str
+) -> None:
+    await rig.generating(rig.run_file(rows=8, tokens=60), Boot(ready=serve_with("auto")))
+    await rig.advance(3)
+    rig.launcher.boots = [Boot(ready=serve_with(dtype))]
+    assert (await rig.submit(RestartServer("large"))).is_done
+    await rig.clock.until(lambda: rig.run().state is RunState.FINISHED, 120)
+    first, second = (f"{s.launched.pid}-{s.launched.start_ticks}" for s in rig.launcher.started)
+    told = [launches(record) for record in answers(rig.output)]
+    # A prefix is only continued where the numbers are made in the same way.
+    is_same = dtype == "auto"
+    assert told.count([first, second]) == (4 if is_same else 0)
+    assert told.count([second]) == (4 if is_same else 8)
+    assert bool(rig.events("restarted")) is not is_same
+
+
+def serve_with(dtype: str) -> Any:
+    return lambda server: server.flags.update(kv_cache_dtype=dtype)

@@ -3,10 +3,9 @@
 import threading
 from dataclasses import dataclass, field
 
-from tests.fakes.processes import FakeProcesses
-
 from kvctl.core.domain.figures import Figure
 from kvctl.core.domain.gpus import DeviceProcess, GpuDevice, GpuReading, ProcessIdentity
+from tests.fakes.processes import FakeProcesses
 
 GIB = 1 << 30
 MIB = 1 << 20

@@ -5,15 +5,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.fakes.gpus import GIB, FakeGpus
-from tests.fakes.processes import FakeProcess, FakeProcesses
-from tests.fakes.sglang import FakeServer, World
-
 from kvctl.core.clock import Clock
 from kvctl.core.domain.gpus import ProcessIdentity
 from kvctl.core.domain.launch_plan import LaunchPlan
 from kvctl.core.domain.membership import LAUNCH_MARK
 from kvctl.core.servers.launch import Launched, Launcher, LaunchFailed
+from tests.fakes.gpus import GIB, FakeGpus
+from tests.fakes.processes import FakeProcess, FakeProcesses
+from tests.fakes.sglang import FakeServer, World
 
 PROCESS = "[2026-11-29 11:35:22] server_args={'model_path': '/models/tiny'}"
 WEIGHTS = "[2026-11-29 11:36:08] Load weight begin. avail mem=78.20 GB"

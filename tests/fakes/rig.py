@@ -7,13 +7,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tests.fakes.gpus import GIB, FakeGpus
-from tests.fakes.launcher import Boot, FakeLauncher, Started
-from tests.fakes.runs import ids_rows, write_run
-from tests.fakes.processes import ME, UID, USER, FakeProcess, FakeProcesses
-from tests.fakes.sglang import FakeEngine, FakeServer, FakeTail, World, WorldGenerator
-from tests.fakes.stepping import InlineExecutor, SteppingClock
-
 from kvctl.core.controller.commands import Command, Outcome, StartRun, StartServer
 from kvctl.core.controller.controller import Controller
 from kvctl.core.controller.host import Host
@@ -25,6 +18,12 @@ from kvctl.core.domain.server import Server, Stage
 from kvctl.core.domain.snapshot import Snapshot
 from kvctl.core.servers.config import Config
 from kvctl.core.servers.preset_store import PresetStore
+from tests.fakes.gpus import GIB, FakeGpus
+from tests.fakes.launcher import Boot, FakeLauncher, Started
+from tests.fakes.processes import ME, UID, USER, FakeProcess, FakeProcesses
+from tests.fakes.runs import ids_rows, write_run
+from tests.fakes.sglang import FakeEngine, FakeServer, FakeTail, World, WorldGenerator
+from tests.fakes.stepping import InlineExecutor, SteppingClock
 
 T = TypeVar("T")
 PORT = 9
@@ -32,10 +31,10 @@ PORT = 9
 URL = f"http://127.0.0.1:{PORT}"
 RULE = Rule("kv-cache-dtype", ("fp8*",), "fp8 KV degrades this model noticeably")
 PRESETS = {
-    "small": 'gpus = [0]\n[flags]\nmem-fraction-static = 0.8\nenable-metrics = true\n',
-    "large": 'gpus = [0]\n[flags]\nmem-fraction-static = 0.9\nenable-metrics = true\n',
+    "small": "gpus = [0]\n[flags]\nmem-fraction-static = 0.8\nenable-metrics = true\n",
+    "large": "gpus = [0]\n[flags]\nmem-fraction-static = 0.9\nenable-metrics = true\n",
     "fp8": 'gpus = [0]\n[flags]\nkv-cache-dtype = "fp8_e4m3"\n',
-    "elsewhere": 'gpus = [7]\n[flags]\nenable-metrics = true\n',
+    "elsewhere": "gpus = [7]\n[flags]\nenable-metrics = true\n",
 }
 
 
@@ -199,6 +198,13 @@ class Rig:
         if concurrency is None:
             file.write_text(file.read_text().replace("concurrency = 0", 'concurrency = "auto"'))
         return str(file)
+
+    @staticmethod
+    def rewrite(path: str, text: str) -> str:
+        """Replace a file; return what was in it."""
+        before = Path(path).read_text()
+        Path(path).write_text(text)
+        return before
 
     @property
     def output(self) -> Path:

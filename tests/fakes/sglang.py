@@ -3,15 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from tests.fakes.generator import FakeGenerator
-from tests.fakes.stepping import PausableClock
-
 from kvctl.core.clock import Clock
 from kvctl.core.domain.gpus import ProcessIdentity
 from kvctl.core.domain.loglines import LogRecord
 from kvctl.core.domain.logscan import parse_line
 from kvctl.core.domain.telemetry import LoadsReading, MetricsReading, RankLoad, ServerInfo
 from kvctl.core.ports import GenerateReply, GenerateRequest, ProbeFailed, TransportFailed
+from tests.fakes.generator import FakeGenerator
+from tests.fakes.stepping import PausableClock
 
 TOKENS_A_REQUEST = 1000
 
@@ -128,9 +127,7 @@ class FakeEngine:
     async def loads(self) -> LoadsReading:
         server, clock = self._server("loads"), self.world.clock
         version = server.version
-        return LoadsReading(
-            clock.monotonic(), clock.wall(), "/v1/loads", version, server.counts()
-        )
+        return LoadsReading(clock.monotonic(), clock.wall(), "/v1/loads", version, server.counts())
 
     async def metrics(self) -> MetricsReading:
         server = self._server("metrics")

@@ -179,6 +179,16 @@ def test_a_stop_that_was_asked_for_is_no_failure(name: str) -> None:
     assert failure_of(records_of(f"sglang-0.5.23/live/{name}.log")) is None
 
 
+def test_a_pause_that_was_continued_is_not_blamed_for_a_watchdog() -> None:
+    access = '[2026-11-29 12:09:51] INFO:     127.0.0.1:1 - "POST /{} HTTP/1.1" 200 OK'
+    watchdog = "[2026-11-29 12:10:18] Scheduler watchdog timeout (self.watchdog_timeout=20.0, "
+    lines = [access.format(path) for path in ("pause_generation", "continue_generation")]
+    records = [parse_line(line) for line in [*lines, watchdog + "self.soft=False)"]]
+    told = failure_of(records)
+    assert told is not None and "paused" not in all_text(told)
+    assert "paused in place" in all_text(failure_of([records[0], records[2]]))
+
+
 def test_a_warning_that_nothing_followed_is_no_failure() -> None:
     lines = ["Health check failed. Server couldn't get a response from detokenizer for last 20 s"]
     assert failure_of([parse_line(line) for line in lines]) is None

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvctl.core.controller.commands import WaitHow
-from kvctl.core.domain.server import Server
+from kvctl.core.domain.server import Server, StageState
 from kvctl.core.domain.snapshot import PresetSummary, Snapshot
 from kvctl.core.domain.units import duration, kilo_tokens
 from kvctl.tui.present import stages
@@ -19,6 +19,7 @@ from kvctl.tui.present.words import short_paths
 MARKS = {"ok": ("✓", Ink.GOOD), "warn": ("!", Ink.WARN), "fail": ("✗", Ink.BAD)}
 LIST_WIDTH = 32
 _NARROW = 70
+_AHEAD = (StageState.TODO, StageState.DOING)
 
 
 @dataclass(slots=True)
@@ -269,13 +270,13 @@ def way_options(snapshot: Snapshot, check: Check | None) -> list[Option]:
     return [Option(way.value, *texts[way.value]) for way in WAYS]
 
 
-def running(snapshot: Snapshot, columns: int, rows: int, title: str) -> list[Line]:
-    """Return the dialog while stages go on: each with its proof and time."""
+def running(snapshot: Snapshot, columns: int, rows: int, title: str, said: str = "") -> list[Line]:
+    """Return the dialog while stages go on, each with its proof and time; `said` is the end."""
     server = snapshot.server
     box = Box(columns)
     if server is None:
         box.section(title)
-        box.text("waiting for the first step …", Ink.DIM)
+        box.text(said or "waiting for the first step …", Ink.BOLD if said else Ink.DIM)
         return box.end()
     box.section(f"{title} ── step {stages.position(server)}{_elapsed(snapshot, server)}")
     wraps = rows >= len(server.stages) * 2 + 6
@@ -285,16 +286,21 @@ def running(snapshot: Snapshot, columns: int, rows: int, title: str) -> list[Lin
         box.text("waiting for the first step …", Ink.DIM)
     box.section(f"pid {server.pid or '–'} ── log {_log(server)}")
     box.text(server.last_log_line or "no line yet", Ink.DIM, 1)
-    keys = "l log   Esc to the overview (goes on)   X cancel this start"
+    if said:
+        box.text(said, Ink.BOLD, 3)
+    going_on = "Esc to the overview (goes on)   X cancel this start"
     pen = Pen(box.inner)
-    pen.right(box.inner - 1, keys, Ink.DIM)
+    pen.right(box.inner - 1, f"l log   {'Esc to the overview' if said else going_on}", Ink.DIM)
     box.lines([pen.line()])
     return box.end()
 
 
 def _elapsed(snapshot: Snapshot, server: Server) -> str:
     begun = [stage.started_at for stage in server.stages if stage.started_at is not None]
-    return f" ── {duration(snapshot.at - min(begun))}" if begun else ""
+    ended = [stage.ended_at for stage in server.stages if stage.ended_at is not None]
+    is_over = all(stage.state not in _AHEAD for stage in server.stages)
+    until = max(ended) if ended and is_over else snapshot.at
+    return f" ── {duration(until - min(begun))}" if begun else ""
 
 
 def _log(server: Server) -> str:

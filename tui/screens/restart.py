@@ -135,13 +135,14 @@ class StagesDialog(DialogScreen):
 
     def lines(self, size: Size) -> list[Line]:
         """Return the stages, and how it ended once it has."""
-        return restart.running(self.panel.snapshot, size.columns, size.rows, self._title())
+        snapshot, title = self.panel.snapshot, self.title_text
+        return restart.running(snapshot, size.columns, size.rows, title, self._said())
 
-    def _title(self) -> str:
+    def _said(self) -> str:
         if self.outcome is None:
-            return self.title_text
+            return ""
         word = "done" if self.outcome.is_done else "stopped"
-        return f"{self.title_text} ── {word}: {self.outcome.message}"
+        return f"{word}: {self.outcome.message}"
 
     def press(self, key: str, character: str | None) -> None:
         """Leave it going on, read the log, or cancel the start."""
