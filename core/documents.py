@@ -6,17 +6,16 @@ age_s and, where it is null, the reason. Keys are only ever added, never renamed
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
 
+from kvctl.core.document_figures import Document, figures_document
+from kvctl.core.domain.agreement import Comparison
 from kvctl.core.domain.events import Event
 from kvctl.core.domain.figures import Figure
-from kvctl.core.domain.gpus import GpuDevice, Holder
 from kvctl.core.domain.run import Partition, Run
 from kvctl.core.domain.server import Decode, Failure, Server, Stage
 from kvctl.core.domain.snapshot import OperatingPoint, PresetSummary, Snapshot
 from kvctl.core.domain.verdict import Verdict
-
-Document = dict[str, Any]
+from kvctl.core.gpu_documents import gpus_document
 
 _EVENTS_SHOWN = 20
 
@@ -41,20 +40,6 @@ def status_document(snapshot: Snapshot) -> Document:
     }
 
 
-def gpus_document(snapshot: Snapshot) -> Document:
-    """Return devices, their processes and what each is: `kvctl gpus --json`."""
-    view, now = snapshot.gpus, snapshot.at
-    return {
-        "problem": view.problem,
-        "driver": view.driver,
-        "age_s": None if view.at is None else max(0.0, now - view.at),
-        "simulated": snapshot.is_simulated,
-        "devices": [
-            _device(d, [h for h in view.holders if h.gpu_uuid == d.uuid], now) for d in view.devices
-        ],
-    }
-
-
 def run_document(snapshot: Snapshot) -> Document:
     """Return the run and its partitions: `kvctl run status --json`; state "none" without one."""
     run = snapshot.run
@@ -63,7 +48,13 @@ def run_document(snapshot: Snapshot) -> Document:
     return {
         **_run_facts(run, snapshot.at),
         **_counts(run),
-        **_figures(snapshot.at, effective_tokens_per_s=run.effective_tokens_per_s),
+        **figures_document(
+            snapshot.at,
+            effective_tokens_per_s=run.effective_tokens_per_s,
+            completed_per_s=run.completed_per_s,
+        ),
+        "effective_window_s": run.effective_window_s,
+        "completed_in_window": run.completed_in_window,
         "partitions": [_partition(partition, snapshot.at) for partition in run.partitions],
     }
 
@@ -107,57 +98,6 @@ def operating_points(points: Sequence[OperatingPoint]) -> list[Document]:
 def event_document(event: Event) -> Document:
     """Return one event."""
     return {"wall": event.wall, "kind": event.kind, "text": event.text, "command": event.command}
-
-
-def _figures(now: float, **figures: Figure) -> Document:
-    values: Document = {name: figure.value for name, figure in figures.items()}
-    return {**values, "figures": {name: _truth(figure, now) for name, figure in figures.items()}}
-
-
-def _truth(figure: Figure, now: float) -> Document:
-    truth: Document = {"source": figure.source, "age_s": figure.age_s(now)}
-    return truth if figure.known else {**truth, "reason": figure.reason}
-
-
-def _device(device: GpuDevice, holders: Sequence[Holder], now: float) -> Document:
-    return {
-        "index": device.index,
-        "uuid": device.uuid,
-        "name": device.name,
-        "bus_id": device.bus_id,
-        "problem": device.problem,
-        "unified": device.is_unified,
-        "mig": device.is_mig,
-        "throttle_reasons": list(device.throttle_reasons),
-        **_figures(
-            now,
-            memory_used_bytes=device.memory_used_bytes,
-            memory_total_bytes=device.memory_total_bytes,
-            utilisation_ratio=device.utilisation_ratio,
-            temperature_c=device.temperature_c,
-            power_w=device.power_w,
-            power_limit_w=device.power_limit_w,
-            sm_clock_mhz=device.sm_clock_mhz,
-        ),
-        "processes_problem": device.processes_problem,
-        "processes": [_holder(holder) for holder in holders],
-    }
-
-
-def _holder(holder: Holder) -> Document:
-    return {
-        "pid": holder.pid,
-        "memory_bytes": holder.memory_bytes,
-        "kind": holder.kind.value,
-        "evidence": holder.evidence,
-        "title": holder.title,
-        "user": holder.user,
-        "parent_pid": holder.parent_pid,
-        "owner": holder.owner,
-        "server": holder.server,
-        "rank": holder.rank,
-        "mine": holder.is_mine,
-    }
 
 
 def _run_facts(run: Run, now: float) -> Document:
@@ -216,13 +156,13 @@ def _partition(partition: Partition, now: float) -> Document:
         "max_new_tokens": partition.max_new_tokens,
         "remaining_s": partition.remaining_s,
         "estimate_rough": partition.is_estimate_rough,
-        **_figures(now, effective_tokens_per_s=partition.effective_tokens_per_s),
+        **figures_document(now, effective_tokens_per_s=partition.effective_tokens_per_s),
     }
 
 
 def _decode(decode: Decode, foreign: Figure, now: float) -> Document:
     return {
-        **_figures(
+        **figures_document(
             now,
             running=decode.running,
             queued=decode.queued,
@@ -238,6 +178,15 @@ def _decode(decode: Decode, foreign: Figure, now: float) -> Document:
             recomputed_tokens_per_min=decode.recomputed_tokens_per_min,
             cache_hit_ratio=decode.cache_hit_ratio,
             accept_length=decode.accept_length,
+            completed_per_s=decode.completed_per_s,
+            prefill_share=decode.prefill_share,
+            request_tokens_per_s=decode.request_tokens_per_s,
+            ttft_p50_s=decode.ttft_p50_s,
+            ttft_p99_s=decode.ttft_p99_s,
+            itl_p50_s=decode.itl_p50_s,
+            itl_p99_s=decode.itl_p99_s,
+            e2e_p50_s=decode.e2e_p50_s,
+            e2e_p99_s=decode.e2e_p99_s,
             queue_wait_s=decode.queue_wait_s,
             answer_s=decode.answer_s,
             foreign_requests=foreign,
@@ -249,6 +198,25 @@ def _decode(decode: Decode, foreign: Figure, now: float) -> Document:
         "steady": decode.steady_since is not None,
         "steady_s": None if decode.steady_since is None else max(0.0, now - decode.steady_since),
         "frozen": decode.is_frozen,
+        "imbalance": decode.imbalance,
+        "sources": [_comparison(comparison, now) for comparison in decode.sources],
+    }
+
+
+def _comparison(comparison: Comparison, now: float) -> Document:
+    """Return what each source says of a figure, the one that is shown first."""
+    return {
+        "figure": comparison.figure,
+        "problem": comparison.problem,
+        "told": [
+            {
+                "source": told.source,
+                "value": told.value,
+                "age_s": max(0.0, now - told.at),
+                "over": told.over,
+            }
+            for told in comparison.told
+        ],
     }
 
 

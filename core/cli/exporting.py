@@ -1,8 +1,9 @@
 """`kvctl run verify` and `export`: what lies on disk, read without kvctld."""
 
+import io
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, cast
 
 from kvctl.core.cli.render import one_line
 from kvctl.core.cli.session import Session
@@ -88,7 +89,7 @@ def _place(session: Session) -> "RunPlace":
 def _to_stdout(session: Session, place: "RunPlace", request: "ExportRequest") -> "ExportReport":
     from kvctl.core.runs.export import export as write
 
-    out = session.stdout.buffer
+    out = _all_of_it(session.stdout.buffer)
     sink = _Terminal(out) if session.stdout.isatty() else out
     try:
         report = write(place, request, sink)
@@ -98,6 +99,11 @@ def _to_stdout(session: Session, place: "RunPlace", request: "ExportRequest") ->
     except OSError as error:
         raise KvctlError(f"stdout: cannot be written: {error.strerror or error}") from error
     return report
+
+
+def _all_of_it(out: BinaryIO) -> BinaryIO:
+    # With PYTHONUNBUFFERED stdout is raw, and one write of a raw file may take only a part.
+    return cast(BinaryIO, io.BufferedWriter(out)) if isinstance(out, io.RawIOBase) else out
 
 
 def _to_file(

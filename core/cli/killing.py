@@ -8,7 +8,9 @@ from kvctl.core.cli.session import Session
 from kvctl.core.controller.commands import ClearGpus, Command, KillProcesses
 from kvctl.core.domain.errors import KvctlError, UsageError
 from kvctl.core.domain.gpus import Holder, ProcessIdentity
+from kvctl.core.domain.holding import shown_holders
 from kvctl.core.domain.snapshot import Snapshot
+from kvctl.core.domain.supervisors import find_owner
 from kvctl.core.domain.units import mib
 
 _TITLE = 60
@@ -19,6 +21,8 @@ def kill(session: Session) -> int:
     words = session.words
     if bool(words.pids) + words.leftovers + (words.gpu is not None) != 1:
         raise UsageError("say what to end: PID…, --leftovers or --gpu N (one of them)")
+    if words.group and not words.pids:
+        raise UsageError("--group needs a PID: the whole launch of that process is ended")
     with session.kvctld() as client:
         snapshot = session.picture(client)
         command = _kill_pids(session, snapshot) if words.pids else _clear(session, snapshot)
@@ -29,20 +33,23 @@ def _kill_pids(session: Session, snapshot: Snapshot) -> Command:
     words = session.words
     found = [_identify(pid, snapshot) for pid in words.pids]
     signal = words.signal or "TERM"
-    session.confirm(f"send {signal} to {'; '.join(text for _, text in found)}")
+    what = "the whole launch of " if words.group else ""
+    session.confirm(f"send {signal} to {what}{'; '.join(text for _, text in found)}")
     return KillProcesses(
         targets=tuple(identity for identity, _ in found),
         signal=signal,
         wait_s=words.wait,
         confirmed=True,
+        group=words.group,
     )
 
 
 def _identify(pid: int, snapshot: Snapshot) -> tuple[ProcessIdentity, str]:
     """Return the very process that has this pid now, and how it is named to the operator."""
+    from kvctl.core.probes.gpu_view import with_ancestors
     from kvctl.core.probes.processes import HostProcesses
 
-    holders = [h for h in snapshot.gpus.holders if h.pid == pid]
+    holders = [h for h in (*snapshot.gpus.holders, *snapshot.gpus.strays) if h.pid == pid]
     if holders and holders[0].start_ticks is not None:
         return ProcessIdentity(pid, holders[0].start_ticks), describe(holders)
     if holders:
@@ -50,22 +57,28 @@ def _identify(pid: int, snapshot: Snapshot) -> tuple[ProcessIdentity, str]:
             f"pid {pid} is the driver's number of a process that is not visible here "
             "(another pid namespace?); end it where it runs"
         )
-    facts = HostProcesses().facts(pid)
+    around = with_ancestors(HostProcesses(), [pid])
+    facts = around.get(pid)
     if facts is None:
         raise KvctlError(f"there is no process {pid}; `kvctl gpus` lists those on the GPUs")
-    return facts.identity, f"{pid} {one_line(facts.title, _TITLE)} (user {facts.user}, no GPU)"
+    owner = find_owner(facts, around)
+    above = f", run by {one_line(owner.text, _TITLE)}" if owner is not None else ""
+    title = one_line(facts.title, _TITLE)
+    return facts.identity, f"{pid} {title} (user {facts.user}, no GPU{above})"
 
 
 def _clear(session: Session, snapshot: Snapshot) -> Command:
     words = session.words
     if words.gpu is None:
-        what, holders = "every leftover", snapshot.gpus.leftovers
+        view = snapshot.gpus
+        what, holders = "every leftover", (*view.leftovers, *view.strays)
     else:
         if words.gpu not in [device.index for device in snapshot.gpus.devices]:
             known = ", ".join(str(d.index) for d in snapshot.gpus.devices) or "none"
             raise UsageError(f"there is no GPU {words.gpu}; there are: {known}")
         what = f"every holder of GPU {words.gpu}"
-        holders = tuple(h for h in snapshot.gpus.holders if h.gpu_index == words.gpu)
+        device = next(d for d in snapshot.gpus.devices if d.index == words.gpu)
+        holders = shown_holders(snapshot.gpus, device)
     named = "; ".join(describe([holder]) for holder in holders) or "none is seen now"
     session.confirm(f"end {what} ({named})")
     return ClearGpus(
@@ -82,9 +95,11 @@ def describe(holders: Sequence[Holder]) -> str:
     """Return a process with its memory, user and supervisor, so that it can be recognised."""
     first = holders[0]
     memory = sum(h.memory_bytes or 0 for h in holders)
-    gpus = ", ".join(str(h.gpu_index) for h in holders)
+    indices = [str(h.gpu_index) for h in holders if h.gpu_index is not None]
+    where = f"GPU {', '.join(indices)}, {mib(memory or None)}" if indices else "no GPU"
     owner = f", run by {first.owner}" if first.owner else ""
+    boxed = f", container {first.container}" if first.container else ""
     return one_line(
-        f"{first.pid} {one_line(first.title, _TITLE)} ({first.kind.value}, GPU {gpus}, "
-        f"{mib(memory or None)}, user {first.user or 'unknown'}{owner})"
+        f"{first.pid} {one_line(first.title, _TITLE)} ({first.kind.value}, {where}, "
+        f"user {first.user or 'unknown'}{owner}{boxed})"
     )

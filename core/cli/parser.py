@@ -115,6 +115,9 @@ def _add_reading(verbs: _Verbs) -> None:
 def _add_kill(verbs: _Verbs) -> None:
     kill = verbs.add("kill", "killing:kill", "end processes, and prove that their memory is back")
     kill.add_argument("pids", metavar="PID", type=_positive, nargs="*")
+    kill.add_argument(
+        "--group", action="store_true", help="the whole launch that each PID belongs to"
+    )
     kill.add_argument("--leftovers", action="store_true", help="what servers left behind")
     kill.add_argument("--gpu", type=_whole, metavar="N", help="every holder of this GPU")
     kill.add_argument("--signal", choices=("TERM", "KILL", "INT", "QUIT"))

@@ -109,7 +109,7 @@ def flags(session: Session) -> int:
     """Print the flags that the installed SGLang knows."""
     words = session.words
     preset = _store(session).read(words.diff) if words.diff else None
-    catalogue = _catalogue(session, words.python or _python_of(session, preset))
+    catalogue = _catalogue(session, words.python, preset)
     chosen = list(_chosen(catalogue, words.search, preset))
     if session.wants_json():
         rows = [asdict(spec) for spec in chosen]
@@ -156,7 +156,8 @@ def _problems(store: PresetStore, name: str, rules: Sequence[Rule]) -> Iterator[
 def _flag_problems(plan: LaunchPlan, store: PresetStore) -> Iterator[str]:
     """Check flags against the SGLang of the interpreter that the preset names."""
     try:
-        installed = locate(plan.argv[0], store.environment)
+        # A preset's PYTHONPATH must count as it will in the launch.
+        installed = locate(plan.argv[0], {**store.environment, **dict(plan.env)})
     except InterpreterProblem as problem:
         yield f"[launch] python: {problem}"
         return
@@ -225,24 +226,27 @@ def _value(text: str) -> str | int | float | bool:
     return text
 
 
-def _python_of(session: Session, preset: Preset | None) -> str:
-    """Return the interpreter of the preset, or of the first preset that names one that is there."""
+def _launch_of(session: Session, preset: Preset | None) -> LaunchPlan:
+    """Return the launch of the preset, or of the first one whose interpreter is there."""
     store = _store(session)
     if preset is not None:
-        return store.shown_plan(preset).argv[0]
+        return store.shown_plan(preset)
     for listed in store.listed():
         setting = listed.preset and listed.preset.launch_setting("python")
         if listed.preset is None or setting is None or listed.problems:
             continue
-        python = store.shown_plan(listed.preset).argv[0]
-        if Path(python).exists():
-            return python
+        plan = store.shown_plan(listed.preset)
+        if Path(plan.argv[0]).exists():
+            return plan
     raise UsageError("no preset names an interpreter that is there; give one with --python PATH")
 
 
-def _catalogue(session: Session, python: str) -> FlagCatalogue:
+def _catalogue(session: Session, given: str | None, preset: Preset | None) -> FlagCatalogue:
+    """Return the flags that the given interpreter's SGLang knows, else the preset's."""
+    plan = _launch_of(session, preset) if preset is not None or given is None else None
+    python = given or (plan.argv[0] if plan else "")
     try:
-        installed = locate(python, session.environ)
+        installed = locate(python, {**session.environ, **dict(plan.env if plan else ())})
     except InterpreterProblem as problem:
         raise KvctlError(str(problem)) from problem
     if installed is None:

@@ -2,10 +2,13 @@
 
 from collections.abc import Callable, Iterator
 
-from kvctl.core.cli.render import gpu_lines, status_lines
+from kvctl.core.cli.render import status_lines
+from kvctl.core.cli.render_gpus import gpu_lines
 from kvctl.core.cli.session import Session
-from kvctl.core.documents import Document, gpus_document, status_document
+from kvctl.core.document_figures import Document
+from kvctl.core.documents import status_document
 from kvctl.core.domain.snapshot import Snapshot
+from kvctl.core.gpu_documents import gpus_document
 
 
 def status(session: Session) -> int:

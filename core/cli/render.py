@@ -6,16 +6,16 @@ Text from outside passes `clean_line`: nothing in it can control the terminal or
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
+from kvctl.core.cli.lines import UNKNOWN
+from kvctl.core.cli.lines import one_line as one_line
+from kvctl.core.cli.lines import table as table
+from kvctl.core.cli.render_gpus import gpu_lines
 from kvctl.core.domain.figures import Figure
-from kvctl.core.domain.gpus import GpuDevice, Holder
-from kvctl.core.domain.logtext import LIMIT, clean_line
 from kvctl.core.domain.run import Partition, Run
 from kvctl.core.domain.server import Server
 from kvctl.core.domain.snapshot import OperatingPoint, Snapshot
-from kvctl.core.domain.units import day_time, duration, gib, mib, thousands
+from kvctl.core.domain.units import day_time, duration, gib, thousands
 
-UNKNOWN = "–"
-_TITLE = 60
 _PAST_UNITS = {
     "generation": "tok/s",
     "effective": "tok/s",
@@ -100,22 +100,6 @@ def run_line(run: Run) -> str:
     )
 
 
-def gpu_lines(snapshot: Snapshot) -> Iterator[str]:
-    """Yield devices and what holds their memory."""
-    view = snapshot.gpus
-    if view.problem or not view.devices:
-        yield one_line(f"GPUs: {view.problem or 'none was found'}")
-    head = ("gpu", "memory", "of", "busy", "temp", "name")
-    if view.devices:
-        yield from table(head, [_device_row(device) for device in view.devices])
-    if view.holders:
-        head = ("gpu", "pid", "memory", "kind", "user", "process")
-        yield from table(head, [_holder_row(holder) for holder in view.holders])
-    for device in view.devices:
-        if problem := device.problem or device.processes_problem:
-            yield one_line(f"GPU {device.index} ({device.bus_id}): {problem}")
-
-
 def operating_point_lines(points: Sequence[OperatingPoint]) -> Iterator[str]:
     """Yield measured operating points, each with its window and whether it was steady."""
     head = ("part", "preset", "running", "queued", "usage", "gen tok/s", "eff tok/s", "window", "")
@@ -166,20 +150,6 @@ def facts(snapshot: Snapshot) -> dict[str, str]:
     return {one_line(name): one_line(value) for name, value in found.items()}
 
 
-def one_line(text: str, limit: int = LIMIT) -> str:
-    """Return text from outside as part of a line; a carriage return cannot hide the rest of it."""
-    return clean_line(text.replace("\r", " "), limit)
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Yield rows under their head, columns as wide as their widest cell."""
-    cells = [head, *rows]
-    widths = [max(len(row[place]) for row in cells) for place in range(len(head))]
-    for row in cells:
-        padded = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        yield "  " + "  ".join(padded).rstrip()
-
-
 def _past_value(name: str, value: float | None) -> str:
     if value is None:
         return UNKNOWN
@@ -203,30 +173,6 @@ def _partition_row(partition: Partition) -> tuple[str, ...]:
         thousands(partition.tokens),
         thousands(partition.mean_tokens),
         rough + duration(partition.remaining_s),
-    )
-
-
-def _device_row(device: GpuDevice) -> tuple[str, ...]:
-    busy, temperature = device.utilisation_ratio.value, device.temperature_c.value
-    return (
-        str(device.index),
-        mib(device.memory_used_bytes.value),
-        gib(device.memory_total_bytes.value),
-        UNKNOWN if busy is None else f"{busy:.0%}",
-        UNKNOWN if temperature is None else f"{temperature:.0f} C",
-        one_line(device.name) + (" (unified memory)" if device.is_unified else ""),
-    )
-
-
-def _holder_row(holder: Holder) -> tuple[str, ...]:
-    owner = f"  [{holder.owner}]" if holder.owner else ""
-    return (
-        str(holder.gpu_index),
-        str(holder.pid),
-        mib(holder.memory_bytes),
-        holder.kind.value,
-        one_line(holder.user or UNKNOWN),
-        one_line(holder.title, _TITLE) + one_line(owner),
     )
 
 

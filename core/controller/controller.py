@@ -8,6 +8,7 @@ import asyncio
 import itertools
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 from kvctl.core.controller import commands as c
@@ -183,13 +184,14 @@ class Controller:
             await self.host.clock.sleep(seconds)
 
     def _compose(self) -> Snapshot:
-        return self.picture.compose(
+        picture = self.picture.compose(
             self.servers.views(),
             self.gpus.view,
             self.run_desk.view(),
             self.sequences.busy,
             self.remembered.last_good_preset,
         )
+        return replace(picture, gpu_series=self.gpus.history.series())
 
     def _save(self) -> None:
         try:

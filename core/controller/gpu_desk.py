@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from kvctl.core.controller.commands import ClearGpus, KillProcesses, Outcome
+from kvctl.core.controller.gpu_history import GpuHistory
 from kvctl.core.controller.host import Host
 from kvctl.core.controller.kill_targets import KillTargets, chosen, named
 from kvctl.core.controller.store import EventFeed
@@ -55,6 +56,7 @@ class GpuDesk:
     view: GpuView = field(default_factory=GpuView)
     idle_bytes: dict[str, int] = field(default_factory=dict)
     """Lowest use seen per UUID while nothing held the device."""
+    history: GpuHistory = field(default_factory=GpuHistory)
     _probe: GpuViewProbe = field(init=False)
     _targets: KillTargets = field(init=False)
 
@@ -78,6 +80,7 @@ class GpuDesk:
             return self.view
         self.idle_bytes = learn_idle(self.idle_bytes, view)
         self.view = proven(view, self.view, self.idle_bytes)
+        self.history.take(self.view)
         return self.view
 
     async def kill(self, command: KillProcesses, id: str) -> Outcome:

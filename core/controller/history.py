@@ -157,9 +157,9 @@ def history_since(folder: Path, since: float) -> Iterator[tuple[float, Point]]:
     begins = [points[0].wall if points else math.inf for _, points in rows]
     for number in reversed(range(len(rows))):
         step, points = rows[number]
-        # A coarse row tells only what was before the finer ones begin.
-        end = min(begins[:number], default=math.inf)
-        yield from ((step.step_s, p) for p in points if since <= p.wall and p.wall < end)
+        # A coarse row tells only what lies wholly before the finer ones begin.
+        end = min(begins[:number], default=math.inf) - step.step_s
+        yield from ((step.step_s, p) for p in points if since <= p.wall <= end)
 
 
 def read_points(path: Path) -> tuple[list[Point], int]:

@@ -8,6 +8,7 @@ from kvctl.core.controller.host import Host
 from kvctl.core.controller.operating import OperatingLog
 from kvctl.core.controller.server_records import same_url
 from kvctl.core.controller.store import EventFeed
+from kvctl.core.domain.balance import Balance, Moment, contradiction, fold_moment
 from kvctl.core.domain.diagnose import diagnose
 from kvctl.core.domain.errors import KvctlError
 from kvctl.core.domain.figures import Figure, unknown
@@ -40,6 +41,7 @@ class Picture:
     _presets_at: float | None = None
     _verdict: Verdict | None = None
     _verdict_at: float = 0.0
+    _balance: Balance | None = None
 
     def __post_init__(self) -> None:
         """Take up the history of an earlier kvctld."""
@@ -55,6 +57,7 @@ class Picture:
     ) -> Snapshot:
         """Return the snapshot of this moment."""
         at, wall = self.host.clock.monotonic(), self.host.clock.wall()
+        run = self._credible(run)
         joined = tuple(_joined(server, run) for server in servers)
         presets = self._list_presets(at, joined)
         scene = Scene(at, wall, joined[0] if joined else None, gpus, run, presets)
@@ -80,7 +83,15 @@ class Picture:
         """Take one second's figures into the history and tell a new verdict as an event."""
         self.history.record(snapshot.wall, _series_values(snapshot))
         self.points.note(snapshot)
+        self._balance = fold_moment(self._balance, _moment(snapshot))
         self._tell_verdict(snapshot)
+
+    def _credible(self, run: Run | None) -> Run | None:
+        """Return the run without a figure that contradicts what its server generates."""
+        why = contradiction(self._balance)
+        if run is None or why is None:
+            return run
+        return replace(run, effective_tokens_per_s=unknown(why, "journal"))
 
     def _tell_verdict(self, snapshot: Snapshot) -> None:
         """Tell upwards at once, otherwise only what has held for a while."""
@@ -151,8 +162,16 @@ def _joined(server: Server, run: Run | None) -> Server:
     )
     is_alone = len(run.servers) == 1
     effective = run.effective_tokens_per_s if is_alone else unknown(_SHARED)
+    completed = run.completed_per_s if is_alone else unknown(_SHARED)
     foreign = _foreign(server, run.in_flight) if is_alone else unknown(_SHARED)
-    decode = replace(server.decode, effective_tokens_per_s=effective, answer_s=answer)
+    decode = replace(
+        server.decode,
+        effective_tokens_per_s=effective,
+        effective_window_s=run.effective_window_s if is_alone else None,
+        completed_in_window=run.completed_in_window if is_alone else None,
+        completed_per_s=completed,
+        answer_s=answer,
+    )
     return replace(server, decode=decode, foreign_requests=foreign)
 
 
@@ -163,6 +182,20 @@ def _foreign(server: Server, own: int) -> Figure:
         return unknown("counts are not of now")
     value = max(0.0, running.value + queued.value - own)
     return Figure(value, running.source, running.at)
+
+
+def _moment(snapshot: Snapshot) -> Moment | None:
+    """Return what is generated and completed while a run's only server decodes steadily."""
+    server, run = snapshot.server, snapshot.run
+    if server is None or run is None or len(run.servers) != 1:
+        return None
+    if not same_url(server.url, run.servers[0]):
+        return None
+    rate = server.decode.generation_tokens_per_s.value
+    if rate is None or server.decode.is_frozen or server.decode.steady_since is None:
+        return None
+    held = sum(part.in_flight * (part.p95_tokens or 0.0) for part in run.partitions)
+    return Moment(snapshot.at, float(rate), run.tokens, held)
 
 
 def _series_values(snapshot: Snapshot) -> dict[str, float | None]:

@@ -112,6 +112,11 @@ class Run:
     done_wall: float | None = None
     """UTC seconds when all is expected to be done."""
     effective_tokens_per_s: Figure = unknown("nothing completed in the window")
+    effective_window_s: float | None = None
+    """Seconds over which completions are counted; None where they are not."""
+    completed_in_window: int | None = None
+    completed_per_s: Figure = unknown("nothing completed in the window")
+    """Completed responses over `effective_window_s`."""
     mean_answer_s: float | None = None
     fit_at_mean: float | None = None
     """Requests that can decode at once at the open partitions' lengths: C*u/k."""

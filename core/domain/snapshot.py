@@ -51,6 +51,14 @@ class Series:
 
 
 @dataclass(frozen=True, slots=True)
+class GpuSeries:
+    """History of one GPU, both 0..1: ten minutes."""
+
+    memory: Series
+    utilisation: Series
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """Everything a frontend needs, at one moment."""
 
@@ -72,6 +80,8 @@ class Snapshot:
     """Newest last, at most 200."""
     series: dict[str, Series] = field(default_factory=dict)
     """pool, running, queued, generation, effective, retracted, answer, length: 10 minutes."""
+    gpu_series: dict[str, GpuSeries] = field(default_factory=dict)
+    """By the GPU's UUID."""
     operating_points: tuple[OperatingPoint, ...] = ()
     busy_command: str | None = None
     """What is being carried out now (restart, kill), in words."""

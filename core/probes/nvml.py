@@ -6,6 +6,7 @@ caller limits the time (a thread), and a second read meanwhile says so instead o
 """
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from kvctl.core.domain.figures import Figure
 from kvctl.core.domain.gpus import GpuDevice, GpuReading
 from kvctl.core.probes.nvml_device import SOURCE, DeviceReader
 from kvctl.core.probes.nvml_words import error_words, init_problem
+from kvctl.core.probes.nvml_xid import KMSG, XidWatch
 
 RETRY_S = 10.0
 """How long a failed start of NVML is believed before it is tried again."""
@@ -28,9 +30,12 @@ class NvmlSource:
 
     is_simulated = False
 
-    def __init__(self, proc: Path = Path("/proc"), patience_s: float = PATIENCE_S) -> None:
+    def __init__(
+        self, proc: Path = Path("/proc"), patience_s: float = PATIENCE_S, kmsg: Path = KMSG
+    ) -> None:
         """Read host memory and the driver's version from `proc`; see `PATIENCE_S`."""
         self._proc = proc
+        self._xids = XidWatch(kmsg)
         self._patience_s = patience_s
         self._lock = threading.Lock()
         self._busy_since: float | None = None
@@ -67,6 +72,7 @@ class NvmlSource:
         if self._lock.acquire(blocking=False):
             try:
                 self._shut()
+                self._xids.close()
             finally:
                 self._lock.release()
 
@@ -78,13 +84,26 @@ class NvmlSource:
             count = min(int(pynvml.nvmlDeviceGetCount()), _MOST_DEVICES)
         except pynvml.NVMLError as error:
             return GpuReading(at, (), problem=self._give_up(at, error))
-        devices = tuple(self._device(index, at) for index in range(count))
+        devices = self._with_xids(tuple(self._device(index, at) for index in range(count)), at)
         self._most_seen = max(self._most_seen, count, len(self._listed_in_proc()))
         if devices and all(device.problem for device in devices):
             self._shut()
         problem = None if devices else "the NVIDIA driver is loaded but shows no GPU"
         is_bare = self._most_seen == 0
         return GpuReading(at, devices, self._driver(), problem, self._most_seen, is_bare)
+
+    def _with_xids(self, devices: tuple[GpuDevice, ...], at: float) -> tuple[GpuDevice, ...]:
+        """Return the devices with the errors that the driver reported of them."""
+        for device in devices:
+            handle = self._handles.get(device.index)
+            if handle is not None and device.bus_id:
+                self._xids.watch(handle, device.bus_id)
+        self._xids.poll(at)
+        found = []
+        for device in devices:
+            xids, problem = self._xids.of(device.bus_id)
+            found.append(replace(device, xids=xids, xid_problem=problem))
+        return tuple(found)
 
     def _open(self, at: float) -> str | None:
         """Start NVML where it is not; return the problem that prevents it."""
@@ -112,6 +131,7 @@ class NvmlSource:
 
     def _shut(self) -> None:
         self._handles.clear()
+        self._xids.forget_handles()
         if self._is_open:
             self._is_open = False
             try:

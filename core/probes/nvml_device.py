@@ -22,6 +22,13 @@ _FIRST_IMPOSSIBLE_PID = 1 << 22
 _MOST_BYTES = 1 << 42
 """More than any device has: a bound where its total is unknown."""
 _NOT_AVAILABLE = "the driver has no value (N/A)"
+_MODES: dict[int | None, str] = {
+    pynvml.NVML_GPU_VIRTUALIZATION_MODE_NONE: "none",
+    pynvml.NVML_GPU_VIRTUALIZATION_MODE_PASSTHROUGH: "passthrough",
+    pynvml.NVML_GPU_VIRTUALIZATION_MODE_VGPU: "vGPU",
+    pynvml.NVML_GPU_VIRTUALIZATION_MODE_HOST_VGPU: "vGPU host",
+    pynvml.NVML_GPU_VIRTUALIZATION_MODE_HOST_VSGA: "vSGA host",
+}
 _TOO_OLD = frozenset(
     {
         pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
@@ -75,6 +82,7 @@ class DeviceReader:
             memory_clock_mhz=self._figure(_clock(pynvml.NVML_CLOCK_MEM)),
             ecc_uncorrected=self._figure(_ecc),
             mig_instances=tuple(instance for _, instance in instances),
+            virtualisation=_MODES.get(self._quiet(_virtualisation)),
         )
 
     def _identity(self, ask: Callable[[object], object], default: str) -> str:
@@ -276,6 +284,10 @@ def _ecc(handle: object) -> int:
             handle, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC
         )
     )
+
+
+def _virtualisation(handle: object) -> int:
+    return int(pynvml.nvmlDeviceGetVirtualizationMode(handle))
 
 
 def _bus_id(handle: object) -> str:

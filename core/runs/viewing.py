@@ -67,6 +67,7 @@ def view_run(
     held = _held(opened)
     spec = opened.spec
     pending = opened.schedule.partials
+    completed = opened.counters.window.rate(standing.now, standing.started_at)
     return Run(
         name=spec.name,
         path=spec.path,
@@ -95,9 +96,10 @@ def view_run(
         disk_free_bytes=standing.disk_free_bytes,
         remaining_s=left,
         done_wall=None if left is None else standing.wall + left,
-        effective_tokens_per_s=_figure(
-            opened.counters.window.rate(standing.now, standing.started_at), standing.now
-        ),
+        effective_tokens_per_s=_figure(completed, standing.now),
+        effective_window_s=completed.window_s or None,
+        completed_in_window=completed.answers,
+        completed_per_s=_answers_per_s(completed, standing.now),
         mean_answer_s=opened.counters.mean_answer_s,
         held_tokens_mean=held,
         fit_at_mean=fit(standing.pool_tokens, held),
@@ -188,6 +190,12 @@ def _held(opened: OpenedRun) -> float | None:
     known = [(k, w) for k, w in zip(each, weights, strict=True) if k is not None]
     total = sum(weight for _, weight in known)
     return sum(k * weight for k, weight in known) / total if total else None
+
+
+def _answers_per_s(rate: Rate, now: float) -> Figure:
+    if not rate.answers or rate.window_s <= 0:
+        return unknown("nothing completed in the window", "journal")
+    return Figure(rate.answers / rate.window_s, f"journal, last {rate.window_s:.0f} s", now)
 
 
 def _figure(rate: Rate, now: float) -> Figure:

@@ -12,7 +12,7 @@ from typing import Any
 
 from aiohttp import web
 
-from kvctl.core.sim.engine import Engine
+from kvctl.core.sim.engines import Engines
 from kvctl.core.sim.exposition import Latencies, metrics_text
 from kvctl.core.sim.generate import GenerateEndpoint
 from kvctl.core.sim.logfile import ServerLog
@@ -64,7 +64,7 @@ class Endpoints:
         self._generate = GenerateEndpoint(front, log, speed)
 
     @property
-    def _engine(self) -> Engine:
+    def _engine(self) -> Engines:
         return self._front.engine
 
     def application(self) -> web.Application:
@@ -239,7 +239,7 @@ class Endpoints:
 
     async def _flush(self, request: web.Request) -> web.StreamResponse:
         self._engine.pump()
-        only_waiting = self._engine.paused_mode == "retract" and not self._engine.pool.running
+        only_waiting = self._engine.paused_mode == "retract" and not self._engine.running
         if self._engine.is_idle or only_waiting:
             return web.Response(text=FLUSHED)
         return web.Response(status=400, text="Flush cache failed.\n")
@@ -253,7 +253,7 @@ class Endpoints:
             text = "Object missing required field `server_args`"
             return web.json_response({"error": text}, status=400)
         self._state.control_replies += 1
-        return web.json_response([self._apply(wanted)])
+        return web.json_response([self._apply(wanted)] * len(self._engine.ranks))
 
     def _apply(self, wanted: dict[str, Any]) -> bool:
         """Set the live cap; one bad key rejects the whole body."""
@@ -269,8 +269,7 @@ class Endpoints:
                 )
                 return False
         for value in wanted.values():
-            self._engine.pump()
-            self._engine.pool.live_cap = _number(value) or most
+            self._engine.set_live_cap(_number(value) or most)
         self._log.rank(f"Config updated via context override: {wanted}")
         return True
 

@@ -9,6 +9,7 @@ Source: SGLang 0.5.23 observability/metrics_collector.py, names seen on a real s
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from kvctl.core.sim.engine import Engine
 from kvctl.core.sim.replies import PHASES, Front
 
 ZERO_GAUGES = (
@@ -51,12 +52,14 @@ def metrics_text(front: Front, latencies: dict[str, Latencies]) -> str:
     """Return the whole exposition."""
     name = front.arguments.text("served_model_name").replace("\\", "\\\\").replace('"', '\\"')
     model = f'engine_type="unified",model_name="{name}"'
-    rank = f'{model},moe_ep_rank="0",pp_rank="0",tp_rank="0"'
+    names = _rank_labels(front, model)
+    rank = names[0]
     lines: list[str] = []
-    for metric, value in _gauges(front).items():
-        lines += _series(metric, "gauge", [(rank, value)])
-    lines += _series("graph_memory_usage_gb", "gauge", _by_phase(front, rank))
-    for metric, series in _counters(front, rank, model).items():
+    for metric, series in _of_ranks(front, names).items():
+        lines += _series(metric, "gauge", series)
+    graphs = [pair for name in names for pair in _by_phase(front, name)]
+    lines += _series("graph_memory_usage_gb", "gauge", graphs)
+    for metric, series in _counters(front, names, model).items():
         lines += _series(metric, "counter", series)
     for metric, kind, series in _http(front):
         lines += _series(metric, kind, series)
@@ -66,8 +69,26 @@ def metrics_text(front: Front, latencies: dict[str, Latencies]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _gauges(front: Front) -> dict[str, float]:
-    engine = front.engine
+def _rank_labels(front: Front, model: str) -> list[str]:
+    """Return the labels of each exporting rank; dp_rank stands there only where DP is used."""
+    ranks = len(front.engine.ranks)
+    step = max(1, front.ranks // ranks)
+    return [
+        (f'dp_rank="{dp}",' if ranks > 1 else "")
+        + f'{model},moe_ep_rank="0",pp_rank="0",tp_rank="{dp * step}"'
+        for dp in range(ranks)
+    ]
+
+
+def _of_ranks(front: Front, names: list[str]) -> dict[str, list[tuple[str, float]]]:
+    found: dict[str, list[tuple[str, float]]] = {}
+    for name, engine in zip(names, front.engine.ranks, strict=True):
+        for metric, value in _gauges(front, engine).items():
+            found.setdefault(metric, []).append((name, value))
+    return found
+
+
+def _gauges(front: Front, engine: Engine) -> dict[str, float]:
     loads, pool = engine.loads, engine.pool
     retracted = engine.paused_mode == "retract"
     running = 0 if retracted else loads.running
@@ -104,28 +125,42 @@ def _by_phase(front: Front, rank: str) -> list[tuple[str, float]]:
     return [(f'{rank},phase="{phase}"', shares.get(phase, 0.0)) for phase in PHASES]
 
 
-def _counters(front: Front, rank: str, model: str) -> dict[str, list[tuple[str, float]]]:
-    totals = front.engine.pool.totals
+def _counters(front: Front, names: list[str], model: str) -> dict[str, list[tuple[str, float]]]:
+    totals = [engine.pool.totals for engine in front.engine.ranks]
     plain = f'{model},is_streaming="false"'
+    ended = [t.finished_requests + t.aborted_requests for t in totals]
     counters: dict[str, list[tuple[str, float]]] = {
         "realtime_tokens_total": [
-            (f'{rank},mode="prefill_compute"', totals.prefill_tokens),
-            (f'{rank},mode="decode"', totals.decode_tokens),
-            (f'{rank},mode="prefill_cache"', 0),
+            (f'{name},mode="{mode}"', value)
+            for name, t in zip(names, totals, strict=True)
+            for mode, value in (
+                ("prefill_compute", t.prefill_tokens),
+                ("decode", t.decode_tokens),
+                ("prefill_cache", 0),
+            )
         ],
-        "cuda_graph_passes_total": [(f'{rank},mode="decode_full"', totals.decode_steps)],
-        "scheduler_idle_seconds_total": [(rank, totals.idle_s)],
-        "prompt_tokens_total": [(plain, totals.finished_prompt_tokens)],
-        "generation_tokens_total": [(plain, totals.finished_output_tokens)],
-        "num_requests_total": [(plain, totals.finished_requests + totals.aborted_requests)],
+        "cuda_graph_passes_total": [
+            (f'{name},mode="decode_full"', t.decode_steps)
+            for name, t in zip(names, totals, strict=True)
+        ],
+        "scheduler_idle_seconds_total": [
+            (name, t.idle_s) for name, t in zip(names, totals, strict=True)
+        ],
+        "prompt_tokens_total": [(plain, sum(t.finished_prompt_tokens for t in totals))],
+        "generation_tokens_total": [(plain, sum(t.finished_output_tokens for t in totals))],
+        "num_requests_total": [(plain, sum(ended))],
         "cached_tokens_total": [(f'{model},cache_source="device"', 0)],
     }
-    if totals.aborted_requests:
-        counters["num_aborted_requests_total"] = [(model, totals.aborted_requests)]
-    if totals.retracted_requests:
-        counters["num_retracted_requests_total"] = [(rank, totals.retracted_requests)]
-        counters["num_retracted_input_tokens_total"] = [(rank, totals.retracted_input_tokens)]
-        counters["num_retracted_output_tokens_total"] = [(rank, totals.retracted_output_tokens)]
+    if aborted := sum(t.aborted_requests for t in totals):
+        counters["num_aborted_requests_total"] = [(model, aborted)]
+    for name, t in zip(names, totals, strict=True):
+        if t.retracted_requests:  # a labelled counter has no series before its first increment
+            for metric, value in (
+                ("num_retracted_requests_total", t.retracted_requests),
+                ("num_retracted_input_tokens_total", t.retracted_input_tokens),
+                ("num_retracted_output_tokens_total", t.retracted_output_tokens),
+            ):
+                counters.setdefault(metric, []).append((name, value))
     return counters
 
 

@@ -65,7 +65,7 @@ class GenerateEndpoint:
         try:
             body = await _json_body(request)
             items, is_list = self._items(body)
-            taken = self._take(items, bool(body.get("stream")))
+            taken = self._take(items, bool(body.get("stream")), _dp_rank(body))
             for one in taken:
                 await self._enter(one, request, taken)
             if body.get("stream"):
@@ -126,15 +126,17 @@ class GenerateEndpoint:
                 "number of tokens in the input messages or the completion to fit within the limit."
             )
 
-    def _take(self, items: Sequence[Item], stream: bool) -> list[EngineRequest]:
+    def _take(
+        self, items: Sequence[Item], stream: bool, dp_rank: int | None
+    ) -> list[EngineRequest]:
         engine = self._front.engine
         rids = [item.rid for item in items]
         for rid in rids:
             if rid in engine.requests or rids.count(rid) > 1:
                 raise _front_error(f"Duplicate request ID detected: {rid}")
-        return [self._take_one(item, stream) for item in items]
+        return [self._take_one(item, stream, dp_rank) for item in items]
 
-    def _take_one(self, item: Item, stream: bool) -> EngineRequest:
+    def _take_one(self, item: Item, stream: bool, dp_rank: int | None) -> EngineRequest:
         answer = answer_to(item.input_ids, self._front.engine.laws)
         length = len(item.input_ids)
         room = self._front.engine.limits.capacity_tokens - length - 2
@@ -145,7 +147,7 @@ class GenerateEndpoint:
             stop_after=NEVER if item.sampling.get("ignore_eos") else max(1, answer.left_tokens),
             arrived_at=self._front.engine.clock.monotonic(),
         )
-        return self._front.engine.take(item.rid, answer, request, stream)
+        return self._front.engine.take(answer, request, stream, dp_rank)
 
     # -- waiting ---------------------------------------------------------------------------
 
@@ -246,6 +248,12 @@ def _check_sampling(sampling: object) -> None:
     wanted = sampling.get("max_new_tokens", DEFAULT_NEW_TOKENS)
     if wanted is not None and (not isinstance(wanted, int) or wanted < 0):
         raise _front_error(f"max_new_tokens must be at least 0, got {wanted}.")
+
+
+def _dp_rank(body: Mapping[str, Any]) -> int | None:
+    """Return the DP rank that a request asks for. Source: io_struct.py GenerateReqInput."""
+    wanted = body.get("routed_dp_rank", body.get("data_parallel_rank"))
+    return wanted if isinstance(wanted, int) and not isinstance(wanted, bool) else None
 
 
 def _max_new_tokens(item: Item) -> int:

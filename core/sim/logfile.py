@@ -21,10 +21,12 @@ class ServerLog:
         ranks: int,
         quiet_paths: Sequence[str] = (),
         stream: TextIO | None = None,
+        dp_size: int = 1,
     ) -> None:
         """Stamp by `clock`; name the rank where there are several; leave out `quiet_paths`."""
         self._clock = clock
-        self._rank = " TP0" if ranks > 1 else ""
+        self._ranks = ranks
+        self._dp_size = dp_size
         self._quiet = tuple(quiet_paths)
         self._stream = stream
 
@@ -34,7 +36,9 @@ class ServerLog:
 
     def rank(self, text: str, number: int = 0) -> None:
         """Write a line of a scheduler."""
-        name = f" TP{number}" if self._rank else ""
+        # Source: a part of the prefix stands there only where its size is above 1.
+        name = f" DP{number * self._dp_size // self._ranks}" if self._dp_size > 1 else ""
+        name += f" TP{number}" if self._ranks > 1 else ""
         self._write(sys.stderr, f"[{self._stamp()}{name}] {text}\n")
 
     def raw(self, text: str) -> None:
@@ -47,15 +51,16 @@ class ServerLog:
             text = f'INFO:     {peer} - "{method} {path} HTTP/1.1" {status} {reason}'
             self._write(sys.stdout, f"[{self._stamp()}] {text}\n")
 
-    def event(self, event: PoolEvent) -> None:
-        """Write the line of what the scheduler did, if it has one."""
+    def event(self, event: PoolEvent, dp_rank: int = 0) -> None:
+        """Write the line of what a DP rank's first scheduler did, if it has one."""
+        number = dp_rank * self._ranks // self._dp_size
         match event:
             case DecodeTick():
-                self.rank(decode_line(event))
+                self.rank(decode_line(event), number)
             case PrefillBatch():
-                self.rank(prefill_line(event))
+                self.rank(prefill_line(event), number)
             case Retracted():
-                self.rank(retraction_line(event))
+                self.rank(retraction_line(event), number)
             case _:
                 pass
 

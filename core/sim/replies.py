@@ -13,6 +13,7 @@ from typing import Any
 from kvctl.core.sim.answers import EOS_ID, text_of_ids
 from kvctl.core.sim.arguments import ServerArguments
 from kvctl.core.sim.engine import Engine, EngineRequest, Outcome
+from kvctl.core.sim.engines import Engines
 from kvctl.core.sim.memory import RankMemory
 
 VERSION = "0.5.23"
@@ -32,7 +33,7 @@ class Front:
     """What the HTTP side of one server knows."""
 
     arguments: ServerArguments
-    engine: Engine
+    engine: Engines
     memory: RankMemory
     ranks: int
     context_tokens: int
@@ -120,7 +121,7 @@ def _progress_fields(front: Front, taken: EngineRequest) -> dict[str, Any]:
     }
     if front.has_metrics and request.admitted_at is not None:
         admitted = front.wall_of(request.admitted_at)
-        prefill_s = request.prompt_tokens / front.engine.pool.law.prefill_tokens_per_s
+        prefill_s = request.prompt_tokens / front.engine.prefill_tokens_per_s
         fields |= {
             "forward_entry_time": admitted - prefill_s,
             "prefill_finished_time": admitted,
@@ -162,19 +163,17 @@ def loads_reply(front: Front) -> dict[str, Any]:
         "version": VERSION,
         "accelerator": ACCELERATOR,
         "num_accelerators": front.ranks,
-        "loads": [_rank_load(front)],
+        "loads": [_rank_load(front, *numbered) for numbered in enumerate(front.engine.ranks)],
     }
 
 
-def _rank_load(front: Front) -> dict[str, Any]:
-    loads = front.engine.loads
-    limits = front.engine.limits
-    totals = front.engine.pool.totals
+def _rank_load(front: Front, dp_rank: int, engine: Engine) -> dict[str, Any]:
+    loads, limits, totals = engine.loads, engine.limits, engine.pool.totals
     shown = loads.gen_tokens_per_s if front.has_metrics else 0.0
     total = loads.used_tokens + loads.queued_tokens
     return {
         "timestamp": loads.taken_wall,
-        "dp_rank": 0,
+        "dp_rank": dp_rank,
         "num_running_reqs": loads.running,
         "num_waiting_reqs": loads.queued,
         "num_waiting_uncached_tokens": loads.queued_tokens,
@@ -190,7 +189,7 @@ def _rank_load(front: Front) -> dict[str, Any]:
         "utilization": 0.0,
         "total_prefill_uncached_tokens": totals.prefill_tokens,
         "total_prefill_busy_us": int(totals.prefill_s * 1e6),
-        "decode_moments": _decode_moments(front),
+        "decode_moments": _decode_moments(engine),
         "memory": {
             "weight_gb": round(front.memory.weights, 3),
             "kv_cache_gb": round(front.memory.kv_cache, 3),
@@ -208,9 +207,9 @@ def _rank_load(front: Front) -> dict[str, Any]:
     }
 
 
-def _decode_moments(front: Front) -> list[float]:
+def _decode_moments(engine: Engine) -> list[float]:
     """Return what looks like steps, sums of requests, µs, requests², requests µs, tokens."""
-    totals = front.engine.pool.totals
+    totals = engine.pool.totals
     return [
         float(totals.decode_steps),
         float(totals.decode_tokens),
@@ -225,9 +224,25 @@ def server_info_reply(front: Front) -> dict[str, Any]:
     """Return /server_info: every argument, the scheduler's start and its live state."""
     values = dict(front.arguments.values)
     startup = _startup_times(front)
-    state = {key: value for key, value in values.items() if key not in HIDDEN_STATE}
     engine = front.engine
-    state |= {
+    return values | {
+        "launch_command": " ".join(front.arguments.argv),
+        "status": "ready",
+        "max_total_num_tokens": engine.limits.capacity_tokens,
+        "max_req_input_len": front.most_input_tokens,
+        "startup_time": startup | {"tokenizer_e2e": front.load_s},
+        "hicache_object_layout": _hicache_layout(bool(values["enable_hierarchical_cache"])),
+        "kv_events": None,
+        "internal_states": [_internal_state(front, rank, startup) for rank in engine.ranks],
+        "version": VERSION,
+        "frontend": "python",
+    }
+
+
+def _internal_state(front: Front, engine: Engine, startup: Mapping[str, Any]) -> dict[str, Any]:
+    values = front.arguments.values
+    state = {key: value for key, value in values.items() if key not in HIDDEN_STATE}
+    return state | {
         "pp_max_micro_batch_size": engine.pool.live_cap,
         "world_size": front.ranks,
         "startup_time": startup,
@@ -243,18 +258,6 @@ def server_info_reply(front: Front) -> dict[str, Any]:
         },
         "decode_cuda_graph_bs": [],
         "decode_cuda_graph_memory_gb": round(front.memory.graphs / 2, 3),
-    }
-    return values | {
-        "launch_command": " ".join(front.arguments.argv),
-        "status": "ready",
-        "max_total_num_tokens": engine.limits.capacity_tokens,
-        "max_req_input_len": front.most_input_tokens,
-        "startup_time": startup | {"tokenizer_e2e": front.load_s},
-        "hicache_object_layout": _hicache_layout(bool(values["enable_hierarchical_cache"])),
-        "kv_events": None,
-        "internal_states": [state],
-        "version": VERSION,
-        "frontend": "python",
     }
 
 

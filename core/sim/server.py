@@ -12,6 +12,7 @@ import sys
 import traceback
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from aiohttp import web
@@ -20,6 +21,7 @@ from kvctl.core.clock import Clock
 from kvctl.core.sim.arguments import ArgumentsRefused, ServerArguments, parse_arguments
 from kvctl.core.sim.endpoints import Endpoints, ServerState
 from kvctl.core.sim.engine import Engine
+from kvctl.core.sim.engines import Engines
 from kvctl.core.sim.exposition import Latencies
 from kvctl.core.sim.folder import Activity, HostFolder, start_ticks
 from kvctl.core.sim.logfile import ServerLog
@@ -71,7 +73,7 @@ class SimulatedServer:
             memory = await startup.run()
         except StartFailed as failure:
             return self._fail_start(str(failure))
-        engine = self._engine(memory)
+        engine = self._engines(memory)
         front = self._front(engine, memory, self.clock.monotonic() - began)
         self._ended = asyncio.get_running_loop().create_future()
         runner = await self._open(front)
@@ -90,7 +92,11 @@ class SimulatedServer:
 
     # -- parts -----------------------------------------------------------------------------
 
-    def _engine(self, memory: RankMemory) -> Engine:
+    def _engines(self, memory: RankMemory) -> Engines:
+        ranks = range(dp_size(self.arguments))
+        return Engines(tuple(self._engine(memory, dp_rank) for dp_rank in ranks))
+
+    def _engine(self, memory: RankMemory, dp_rank: int) -> Engine:
         limits = PoolLimits(
             capacity_tokens=memory.pool_tokens,
             max_running=max_running(self.arguments, memory.pool_tokens),
@@ -101,13 +107,14 @@ class SimulatedServer:
         )
         pool = Pool(limits, now=self.clock.monotonic())
         laws = SCENARIOS.get(self._scenario_name(), MISSION).laws
-        return Engine(pool, self.clock, laws, speed_of(self.clock), self._on_event)
+        on_event = partial(self._on_event, dp_rank)
+        return Engine(pool, self.clock, laws, speed_of(self.clock), on_event)
 
     def _scenario_name(self) -> str:
         stored = self.folder.scenario_name() if self.folder else None
         return self.environment.get(SCENARIO_VARIABLE) or stored or MISSION.name
 
-    def _front(self, engine: Engine, memory: RankMemory, load_s: float) -> Front:
+    def _front(self, engine: Engines, memory: RankMemory, load_s: float) -> Front:
         return Front(
             arguments=self.arguments,
             engine=engine,
@@ -118,8 +125,8 @@ class SimulatedServer:
             started_wall=self.clock.wall(),
         )
 
-    def _on_event(self, event: PoolEvent) -> None:
-        self.log.event(event)
+    def _on_event(self, dp_rank: int, event: PoolEvent) -> None:
+        self.log.event(event, dp_rank)
         if isinstance(event, Finished):
             request = event.request
             self._observe("e2e_request_latency_seconds", event.at - request.arrived_at)
@@ -169,7 +176,7 @@ class SimulatedServer:
 
     # -- while it serves -------------------------------------------------------------------
 
-    async def _look_around(self, engine: Engine) -> None:
+    async def _look_around(self, engine: Engines) -> None:
         """Watch the children, say how busy the GPUs are, and obey `leave-leftover`."""
         while True:
             dead = self.ranks.first_dead()
@@ -195,23 +202,23 @@ class SimulatedServer:
         if asked is not None:
             self.ranks.leave_behind(asked, LEFTOVER_MIB * MIB)
 
-    def _say_activity(self, folder: HostFolder, engine: Engine) -> None:
+    def _say_activity(self, folder: HostFolder, engine: Engines) -> None:
         ticks = start_ticks(os.getpid())
         is_frozen = engine.paused_mode is not None
-        load = 0.0 if is_frozen else min(1.0, len(engine.pool.running) / 40.0)
+        load = 0.0 if is_frozen else min(1.0, engine.running / 40.0)
         if ticks is not None:
             gpus = tuple(self.ranks.gpus)
             folder.write_activity(Activity(os.getpid(), ticks, gpus, load))
 
     # -- the end ---------------------------------------------------------------------------
 
-    def _handle_signals(self, engine: Engine) -> None:
+    def _handle_signals(self, engine: Engines) -> None:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, lambda: self._spawn(self._drain(engine)))
         loop.add_signal_handler(signal.SIGINT, lambda: self._spawn(self._drain(engine)))
         loop.add_signal_handler(signal.SIGQUIT, self._crash)
 
-    async def _drain(self, engine: Engine) -> None:
+    async def _drain(self, engine: Engines) -> None:
         if self.state.is_draining:
             return
         self.state.is_draining = True
@@ -264,6 +271,11 @@ class SimulatedServer:
         return status
 
 
+def dp_size(arguments: ServerArguments) -> int:
+    """Return the number of DP ranks; they share the GPUs as with DP attention."""
+    return max(1, min(arguments.number("dp_size"), arguments.number("tp_size")))
+
+
 def visible_gpus(arguments: ServerArguments, environment: Mapping[str, str]) -> list[int]:
     """Return the simulated GPUs that the ranks use, rank 0 first."""
     count = arguments.number("tp_size") * arguments.number("pp_size")
@@ -287,7 +299,7 @@ def main(argv: Sequence[str], environment: Mapping[str, str]) -> int:
     folder = HostFolder(Path(path)) if path else None
     gpus = visible_gpus(arguments, environment)
     quiet = arguments.values["uvicorn_access_log_exclude_prefixes"]
-    log = ServerLog(clock, len(gpus), quiet)
+    log = ServerLog(clock, len(gpus), quiet, dp_size=dp_size(arguments))
     server = SimulatedServer(arguments, environment, clock, log, Ranks(gpus, folder), folder)
     status = asyncio.run(server.run())
     if status < 0:  # a crash ends by a signal, as the real one does

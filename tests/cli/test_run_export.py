@@ -1,15 +1,46 @@
 """`kvctl run export` and `run verify` as they are typed, without any kvctld."""
 
 import gzip
+import io
 import json
+import os
+import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.cli.conftest import Kvctl
-from tests.fakes.answers import answer, lines_of, write_journal
+from tests.cli.conftest import KVCTL, Kvctl, Said
+from tests.fakes.answers import answer, write_journal
 from tests.fakes.runs import ids_rows, write_run
 
+from kvctl.core.cli import exporting
+from kvctl.core.cli.parser import build_parser
+from kvctl.core.cli.session import Session
 from kvctl.core.daemon.paths import DaemonPaths
+from kvctl.core.domain.errors import KvctlError
+
+Here = Callable[..., Said]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Here:
+    """Carry out one command line in this process: as `kvctl` does it, without the start of one."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: str) -> Said:
+        out, err = io.TextIOWrapper(io.BytesIO(), "utf-8"), io.StringIO()
+        try:
+            session = Session(build_parser().parse_args(words), {}, stdout=out, stderr=err)
+            verb = getattr(exporting, session.words.function.removeprefix("exporting:"))
+            status = verb(session)
+        except KvctlError as error:
+            status = error.exit_status
+            print(f"kvctl: {error}", file=err)
+        out.flush()
+        assert isinstance(out.buffer, io.BytesIO)
+        return Said(status, out.buffer.getvalue().decode(), err.getvalue())
+
+    return run
 
 
 @pytest.fixture
@@ -50,19 +81,19 @@ def test_no_kvctld_is_started_where_the_run_is_named(
     assert not paths.state.exists()
 
 
-def test_a_file_is_written_packed_by_its_name_and_kept(kvctl: Kvctl, folder: Path) -> None:
+def test_a_file_is_written_packed_by_its_name_and_kept(here: Here, folder: Path) -> None:
     words = ("run", "export", "run.toml", "-o", "data.jsonl.gz")
-    assert kvctl(*words).status == 0
+    assert here(*words).status == 0
     before = (folder / "data.jsonl.gz").read_bytes()
     assert len(gzip.decompress(before).splitlines()) == 3
-    assert "--force replaces it" in kvctl(*words, "--partition", "B1").one_error(4)
+    assert "--force replaces it" in here(*words, "--partition", "B1").one_error(4)
     assert (folder / "data.jsonl.gz").read_bytes() == before
-    assert kvctl(*words, "--partition", "B1", "--force").status == 0
+    assert here(*words, "--partition", "B1", "--force").status == 0
     assert len(gzip.decompress((folder / "data.jsonl.gz").read_bytes()).splitlines()) == 1
 
 
-def test_the_summary_is_one_json_document(kvctl: Kvctl, folder: Path) -> None:
-    said = kvctl(
+def test_the_summary_is_one_json_document(here: Here, folder: Path) -> None:
+    said = here(
         *("run", "export", "run.toml", "--json", "-o", "a.jsonl"),
         *("--where", "completion_tokens < 8000 and id == 'r001'"),
     )
@@ -72,7 +103,7 @@ def test_the_summary_is_one_json_document(kvctl: Kvctl, folder: Path) -> None:
     assert (found["written"], found["rows"], found["unanswered"]) == (2, 4, 1)
     assert (found["duplicates"], found["filtered"]) == (1, 1)
     assert found["partitions"][0] == {"name": "B2", "rows": 2, "answered": 2, "written": 1}
-    assert "stdout" in kvctl("run", "export", "run.toml", "--json").one_error(2)
+    assert "stdout" in here("run", "export", "run.toml", "--json").one_error(2)
 
 
 @pytest.mark.parametrize(
@@ -93,25 +124,24 @@ def test_the_summary_is_one_json_document(kvctl: Kvctl, folder: Path) -> None:
         (["run.toml", "--format", "messages"], 1, "none of the 3 answers"),
         (["out", "--order", "journal", "--format", "messages"], 2, "messages of the inputs"),
     ],
-    ids=" ".join,
 )
 def test_what_cannot_be_exported_is_one_line(
-    kvctl: Kvctl, folder: Path, words: list[str], status: int, says: str
+    here: Here, folder: Path, words: list[str], status: int, says: str
 ) -> None:
     before = {f: f.read_bytes() for f in folder.rglob("*") if f.is_file()}
-    said = kvctl("run", "export", *words)
+    said = here("run", "export", *words)
     assert says in said.one_error(status) and said.out == ""
     assert {f: f.read_bytes() for f in folder.rglob("*") if f.is_file()} == before
 
 
-def test_an_input_folder_or_glob_gets_no_new_input(kvctl: Kvctl, folder: Path) -> None:
+def test_an_input_folder_or_glob_gets_no_new_input(here: Here, folder: Path) -> None:
     (folder / "in").mkdir()
     (folder / "B1.jsonl").rename(folder / "in" / "B1.jsonl")
     run = folder / "run.toml"
     text = run.read_text()
     for pattern in ("in", "in/*.jsonl"):
         run.write_text(text.replace('"B1.jsonl"', f'"{pattern}"'))
-        said = kvctl("run", "export", "run.toml", "-o", "in/out.jsonl")
+        said = here("run", "export", "run.toml", "-o", "in/out.jsonl")
         assert "a file of the run" in said.one_error(4)
 
 
@@ -127,32 +157,38 @@ def test_damage_is_refused_with_its_offset_until_accepted(kvctl: Kvctl, folder: 
     assert said.status == 0 and "1 not answered, 1 damaged" in said.err
 
 
-def test_a_reader_that_leaves_early_ends_it_quietly(
-    folder: Path, kvctl: Kvctl, tmp_path: Path
+@pytest.mark.parametrize(
+    ("into", "out", "says"),
+    [("| head -c 10", '{"id":"r00', ""), ("> /dev/full", "", "No space left on device")],
+)
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_stdout_that_takes_no_more_ends_it_in_one_line_at_most(
+    folder: Path, into: str, out: str, says: str, unbuffered: str
 ) -> None:
-    long = answer("r001", "B1", output_ids=list(range(60_000)), completion_tokens=60_000)
-    write_journal(folder, [long])
-    import subprocess
-
-    from tests.cli.conftest import KVCTL
-
+    command = f"{KVCTL} --state-dir s run export run.toml --where \"id=='r001'\" {into}"
+    write_journal(
+        folder, [answer("r001", "B1", output_ids=[1] * 200_000, completion_tokens=200_000)]
+    )
     done = subprocess.run(
-        f"{KVCTL} --state-dir s run export run.toml | head -c 10",
+        f"set -o pipefail; {command}",
         shell=True,
-        cwd=tmp_path,
+        executable="/bin/bash",
+        cwd=folder,
+        env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.stdout == '{"id":"r00' and done.stderr == ""
+    assert (done.returncode, done.stdout) == (1, out)
+    assert says in done.stderr and len(done.stderr.splitlines()) == bool(says)
 
 
-def test_verify_says_0_where_every_id_is_there_once(kvctl: Kvctl, folder: Path) -> None:
+def test_verify_says_0_where_every_id_is_there_once(here: Here, folder: Path) -> None:
     complete(folder)
-    said = kvctl("run", "verify", "run.toml")
+    said = here("run", "verify", "run.toml")
     assert (said.status, said.err) == (0, "")
     assert said.out.startswith("every id exactly once: 4 of 4 answered")
-    found = json.loads(kvctl("run", "verify", "out", "--json").out)
+    found = json.loads(here("run", "verify", "out", "--json").out)
     assert found["exact"] and (found["total"], found["done"], found["tokens"]) == (4, 4, 12)
 
 
@@ -166,35 +202,35 @@ def test_verify_says_1_and_names_what_is_missing_or_twice(kvctl: Kvctl, folder: 
     assert found.one_error(1) == said.err.strip()
 
 
-def test_verify_tells_a_torn_tail_from_damage(kvctl: Kvctl, folder: Path) -> None:
+def test_verify_tells_a_torn_tail_from_damage(here: Here, folder: Path) -> None:
     file = complete(folder)
     whole = file.read_bytes()
     file.write_bytes(whole + whole[:30])
-    said = kvctl("run", "verify", "run.toml")
+    said = here("run", "verify", "run.toml")
     assert said.one_error(1).endswith("is not complete: 1 torn last lines")
     assert f"torn: raw_responses.jsonl: line 5 at byte {len(whole)}" in said.out
     file.write_bytes(whole[:30] + b"\n" + whole)
-    said = kvctl("run", "verify", "run.toml")
+    said = here("run", "verify", "run.toml")
     assert said.one_error(1).endswith("is not complete: 1 damaged lines")
     assert "damaged: raw_responses.jsonl: line 1 at byte 0" in said.out
 
 
 @pytest.mark.parametrize("stream", ["errors", "partials"])
-def test_verify_reads_the_other_files_too(kvctl: Kvctl, folder: Path, stream: str) -> None:
+def test_verify_reads_the_other_files_too(here: Here, folder: Path, stream: str) -> None:
     complete(folder)
     (folder / "out" / f"{stream}.jsonl").write_bytes(b'{"id":"r0\n{"id"\n')
-    said = kvctl("run", "verify", "run.toml")
+    said = here("run", "verify", "run.toml")
     assert said.one_error(1).endswith("1 damaged lines, 1 torn last lines")
 
 
-def test_verify_reads_packed_inputs_again(kvctl: Kvctl, folder: Path) -> None:
+def test_verify_reads_packed_inputs_again(here: Here, folder: Path) -> None:
     complete(folder)
     plain = folder / "B1.jsonl"
     (folder / "B1.jsonl.gz").write_bytes(gzip.compress(plain.read_bytes()))
     plain.unlink()
     run = folder / "run.toml"
     run.write_text(run.read_text().replace("B1.jsonl", "B1.jsonl.gz"))
-    assert kvctl("run", "verify", "run.toml").status == 0
+    assert here("run", "verify", "run.toml").status == 0
 
 
 @pytest.mark.parametrize(
@@ -208,16 +244,16 @@ def test_verify_reads_packed_inputs_again(kvctl: Kvctl, folder: Path) -> None:
     ids=["missing", "broken", "attached", "no input"],
 )
 def test_verify_says_2_where_the_run_file_is_no_use(
-    kvctl: Kvctl, tmp_path: Path, content: str | None, says: str
+    here: Here, tmp_path: Path, content: str | None, says: str
 ) -> None:
     if content is not None:
         (tmp_path / "run.toml").write_text(content)
-    assert says in kvctl("run", "verify", "run.toml").one_error(2)
+    assert says in here("run", "verify", "run.toml").one_error(2)
 
 
-def test_verify_of_a_run_that_never_began_names_every_row(kvctl: Kvctl, tmp_path: Path) -> None:
+def test_verify_of_a_run_that_never_began_names_every_row(here: Here, tmp_path: Path) -> None:
     write_run(tmp_path, {"B": ids_rows(3)})
-    assert kvctl("run", "verify", "run.toml").one_error(1).endswith("3 missing")
+    assert here("run", "verify", "run.toml").one_error(1).endswith("3 missing")
 
 
 def test_hostile_ids_do_not_reach_the_terminal(kvctl: Kvctl, tmp_path: Path) -> None:
@@ -230,11 +266,7 @@ def test_hostile_ids_do_not_reach_the_terminal(kvctl: Kvctl, tmp_path: Path) -> 
     assert "\x1b" not in line and "\u202e" not in line
 
 
-def test_an_unreadable_journal_is_one_line(kvctl: Kvctl, folder: Path) -> None:
+def test_an_unreadable_journal_is_one_line(here: Here, folder: Path) -> None:
     (folder / "out" / "raw_responses.0002.jsonl").mkdir()
     for verb in ("export", "verify"):
-        assert "cannot be read: Is a directory" in kvctl("run", verb, "run.toml").one_error(1)
-
-
-def test_lines_of_is_what_the_journal_holds(folder: Path) -> None:
-    assert complete(folder).read_bytes().startswith(lines_of([answer("r001", "B1")]))
+        assert "cannot be read: Is a directory" in here("run", verb, "run.toml").one_error(1)

@@ -391,3 +391,64 @@ def test_reading_twice_gives_the_same_document(standin: StandinHost) -> None:
     standin.write("count 2", "keep 0 77 300")
     first, second = read(standin), read(standin)
     assert first == second and asdict(_reading(first))["devices"][0]["uuid"].startswith("GPU-00")
+
+
+XIDS = """
+import json, os, sys
+from pathlib import Path
+from kvctl.core.probes.nvml import NvmlSource
+kmsg = Path(sys.argv[1])
+source, state = NvmlSource(kmsg=kmsg), os.environ["KVCTL_STANDIN_NVML"]
+rows = []
+for at, lines in ((1.0, []), (2.0, ["xid 1 79"]), (3.0, ["xid 1 79", "xid 0 4242"])):
+    open(state, "w").write("\\n".join(["count 2", *lines, *sys.argv[2:]]) + "\\n")
+    found = source.read(at).devices
+    rows.append([[[[x.code, x.text, x.at] for x in d.xids], d.xid_problem] for d in found])
+print(json.dumps(rows))
+"""
+
+
+def test_an_xid_is_told_of_its_device_once_and_kept(standin: StandinHost, tmp_path: Path) -> None:
+    first, second, third = standin.python(XIDS, str(tmp_path / "no-kmsg"))
+    assert first == [[[], None], [[], None]]
+    off_the_bus = [79, "the GPU has fallen off the bus", 2.0]
+    assert second == [[[], None], [[off_the_bus], None]]
+    assert third == [[[[4242, "", 3.0]], None], [[off_the_bus], None]]
+
+
+def test_xids_from_before_kvctld_are_read_in_the_kernel_log(
+    standin: StandinHost, tmp_path: Path
+) -> None:
+    kmsg = tmp_path / "kmsg"
+    kmsg.write_text(
+        "6,1,1500000,-;usb 1-1: something else\n"
+        "3,2,1600000,-;NVRM: Xid (PCI:0000:11:00): 31, pid=77, name=python, Ch 00000008\n"
+        "3,3,1700000,-;NVRM: Xid (PCI:0000:10:00.0): 777, \x1b[31mred\n"
+    )
+    first = standin.python(XIDS, str(kmsg), "fail 0 RegisterEvents 3", "fail 1 RegisterEvents 3")[0]
+    assert first[0] == [[[777, "[31mred", 1.7]], None]
+    assert first[1] == [[[31, "GPU memory page fault: usually the program", 1.6]], None]
+
+
+def test_xids_that_cannot_be_read_say_why(standin: StandinHost, tmp_path: Path) -> None:
+    fails = ["fail 0 RegisterEvents 3", "fail 1 RegisterEvents 4"]
+    first = standin.python(XIDS, str(tmp_path / "no-kmsg"), *fails)[0]
+    assert "not permitted" in first[1][1] and "kernel log: No such file" in first[1][1]
+
+
+@pytest.mark.parametrize(
+    ("number", "word"), [(0, "none"), (1, "passthrough"), (2, "vGPU"), (3, "vGPU host"), (9, None)]
+)
+def test_the_virtualisation_of_a_device_is_named(
+    standin: StandinHost, number: int, word: str | None
+) -> None:
+    standin.write(f"gpu 0 virt {number}")
+    assert devices(standin)[0]["virtualisation"] == word
+
+
+def test_a_driver_that_does_not_tell_virtualisation_costs_nothing_else(
+    standin: StandinHost,
+) -> None:
+    standin.write("count 1", "fail 0 VirtualizationMode 3")
+    (device,) = devices(standin)
+    assert (device["virtualisation"], device["problem"]) == (None, None)

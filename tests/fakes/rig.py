@@ -267,6 +267,8 @@ async def rig_on(folder: Path, **settings: Any) -> AsyncIterator[Rig]:
     try:
         yield rig
     finally:
+        if rig.gpus.hangs is not None:
+            rig.gpus.hangs.set()
         rig.clock.waits_for_gpus = True
         for server in rig.world.servers.values():
             server.go()

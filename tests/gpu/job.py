@@ -55,7 +55,8 @@ class Job:
     def act(self, name: str) -> Iterator[dict[str, Any]]:
         """Run one act; what it raises is a failed check, and the next act goes on."""
         self.kvctl.note(f"=== {name}")
-        started, found = time.monotonic(), {}
+        started = time.monotonic()
+        found: dict[str, Any] = {}
         try:
             yield found
         except Exception as error:

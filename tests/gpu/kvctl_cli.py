@@ -101,7 +101,8 @@ class Kvctl:
             if took > within_s:
                 run, server = status["run"], (status["servers"] or [{}])[0]
                 raise NotSeen(
-                    f"not within {within_s:.0f} s: {what}; run {run['state']} ({run.get('reason')}), "
+                    f"not within {within_s:.0f} s: {what}; "
+                    f"run {run['state']} ({run.get('reason')}), "
                     f"server {server.get('state')} ({server.get('state_reason')})"
                 )
             time.sleep(POLL_S)

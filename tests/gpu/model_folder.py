@@ -1,4 +1,4 @@
-"""Writes a folder that a server starts with `--load-format dummy`: config and tokenizer, no weights.
+"""Writes a model folder for `--load-format dummy`: config and tokenizer, no weights.
 
     python -m tests.gpu.model_folder OUT
 

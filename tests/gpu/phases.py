@@ -38,7 +38,7 @@ def phases(job: Job) -> None:
             began = time.time()
             time.sleep(plan.phase_s)  # the phase itself is what is measured
             spans.append((slots, began, time.time(), not number and found["cold"]))
-            kvctl.call("status")
+            kvctl.call("status", expect=None)
     measurement.stop()
     measurement.save(plan.out / "samples.jsonl.gz")
     requests = read_requests(plan.work / f"out-{NAME}")
@@ -102,7 +102,7 @@ def _mean(rows: Sequence[Row], name: str) -> float | None:
 
 
 def _growth(rows: Sequence[Row], name: str) -> float | None:
-    values = [row[name] for row in rows if name in row]
+    values: list[float] = [float(row[name]) for row in rows if name in row]
     return values[-1] - values[0] if values else None
 
 
@@ -110,8 +110,8 @@ def _rate(rows: Sequence[Row], name: str) -> float | None:
     counted = [row for row in rows if name in row]
     if len(counted) < 2:
         return None
-    seconds = counted[-1]["wall"] - counted[0]["wall"]
-    return round((counted[-1][name] - counted[0][name]) / seconds, 1)
+    seconds = float(counted[-1]["wall"] - counted[0]["wall"])
+    return round(float(counted[-1][name] - counted[0][name]) / seconds, 1)
 
 
 def _quantile(values: Sequence[float], share: float) -> float | None:

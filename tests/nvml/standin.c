@@ -7,7 +7,7 @@
  *   count N                devices (default: one more than the highest index named)
  *   stall SECONDS          every device call takes that long
  *   gpu I KEY VALUE        KEY: name uuid bus minor total used reserved (bytes) util temp power (mW)
- *                          limit (mW) sm mem (MHz) throttle (bits) ecc mig
+ *                          limit (mW) sm mem (MHz) throttle (bits) ecc mig virt
  *   fail I NAME CODE       calls named nvmlDeviceGetNAME answer CODE for device I; NAME * means all;
  *                          NAME Handle means nvmlDeviceGetHandleByIndex
  *   hold I PID MIB         PID holds memory of device I as long as it lives ("na": not available)
@@ -15,6 +15,7 @@
  *   draw I PID MIB         as keep, in the list of graphics processes
  *   row I PID BYTES        as keep, in raw bytes and with a pid of any size
  *   mig I TOTAL USED       one MIG instance of device I, in MiB
+ *   xid I CODE             an error event of device I; each line is told once to each process
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -28,7 +29,7 @@
 #define MIB 1048576ULL
 #define UNSET 0xffffffffffffffffULL
 
-enum { OK = 0, INVALID = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, TOO_SMALL = 7 };
+enum { OK = 0, INVALID = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, TOO_SMALL = 7, TIMEOUT = 10 };
 
 typedef unsigned long long u64;
 typedef struct { unsigned device; int mig; } slot;
@@ -36,7 +37,7 @@ typedef slot *handle;
 
 typedef struct {
   char name[96], uuid[80], bus[32];
-  unsigned minor, util, temp, power, limit, sm, mem, throttle, mig;
+  unsigned minor, util, temp, power, limit, sm, mem, throttle, mig, virt;
   u64 total, used, reserved, ecc;
   u64 mig_total[MOST_MIG], mig_used[MOST_MIG];
   int migs;
@@ -47,11 +48,12 @@ typedef struct { int device; char name[64]; int code; } failure;
 
 typedef struct {
   char driver[80];
-  int init, count, rows, failures;
+  int init, count, rows, failures, xids;
   double stall;
   device devices[MOST_DEVICES];
   row row[MOST_ROWS];
   failure failure[MOST_ROWS];
+  failure xid[MOST_ROWS];
 } world;
 
 static slot slots[MOST_DEVICES], mig_slots[MOST_DEVICES][MOST_MIG];
@@ -106,6 +108,7 @@ static void set_key(device *d, const char *key, const char *text) {
   else if (!strcmp(key, "throttle")) d->throttle = n;
   else if (!strcmp(key, "ecc")) d->ecc = n;
   else if (!strcmp(key, "mig")) d->mig = n;
+  else if (!strcmp(key, "virt")) d->virt = n;
 }
 
 static void read_line(world *w, char *line) {
@@ -118,7 +121,10 @@ static void read_line(world *w, char *line) {
   else if (sscanf(line, "init %d", &code) == 1) w->init = code;
   else if (sscanf(line, "count %d", &code) == 1) w->count = code;
   else if (sscanf(line, "stall %lf", &w->stall) == 1) return;
-  else if (sscanf(line, "gpu %u %63s %n", &gpu, key, &used) == 2 && gpu < MOST_DEVICES) {
+  else if (sscanf(line, "xid %u %d", &gpu, &code) == 2 && w->xids < MOST_ROWS) {
+    w->xid[w->xids].device = gpu;
+    w->xid[w->xids++].code = code;
+  } else if (sscanf(line, "gpu %u %63s %n", &gpu, key, &used) == 2 && gpu < MOST_DEVICES) {
     if ((int)gpu >= w->count) w->count = gpu + 1;
     set_key(&w->devices[gpu], key, line + used);
   } else if (sscanf(line, "fail %u %63s %d", &gpu, key, &code) == 3 && w->failures < MOST_ROWS) {
@@ -318,6 +324,34 @@ int nvmlDeviceGetCudaComputeCapability(handle h, int *major, int *minor) {
   ASK(h, "CudaComputeCapability");
   *major = 9; *minor = 0;
   return OK;
+}
+
+int nvmlDeviceGetVirtualizationMode(handle h, int *to) {
+  ASK(h, "VirtualizationMode");
+  *to = DEVICE(h)->virt;
+  return OK;
+}
+
+typedef struct { handle device; u64 type, data; unsigned instance, compute; } event;
+static unsigned registered, told;
+int nvmlEventSetCreate(void **to) { *to = &registered; return OK; }
+int nvmlEventSetFree(void *set) { (void)set; registered = 0; return OK; }
+int nvmlDeviceRegisterEvents(handle h, u64 types, void *set) {
+  (void)types; (void)set;
+  ASK(h, "RegisterEvents");
+  registered |= 1u << h->device;
+  return OK;
+}
+int nvmlEventSetWait_v2(void *set, event *to, unsigned timeout_ms) {
+  (void)set; (void)timeout_ms;
+  world *w = look();
+  while (told < (unsigned)w->xids) {
+    failure *x = &w->xid[told++];
+    if (!(registered & (1u << x->device))) continue;
+    *to = (event){&slots[x->device], 8, x->code, 0xffffffffu, 0xffffffffu};
+    return OK;
+  }
+  return TIMEOUT;
 }
 
 int nvmlDeviceGetMigMode(handle h, unsigned *current, unsigned *pending) {

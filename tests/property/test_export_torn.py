@@ -1,4 +1,4 @@
-"""Whatever was torn or written twice, an export holds each accepted id once, with its first answer."""
+"""Whatever is torn or written twice, an export holds each id once, with its first answer."""
 
 import json
 import tempfile

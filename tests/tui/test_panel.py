@@ -223,6 +223,17 @@ async def test_after_yes_the_stages_are_live_with_proof_and_leaving_stops_nothin
         assert not any(isinstance(command, CancelStart) for command in feed.submitted)
 
 
+async def test_the_stages_say_how_it_ended_however_long_that_is() -> None:
+    told = "hicache-bf16 at http://127.0.0.1:30000 serves after 10 m 21 s, " + 5 * "long, " + "yes"
+    feed = FakeFeed(mission.STEADY, answer=lambda c: replace(answering(c), message=told))
+    async with driven(feed) as panel:
+        await panel.press("R")
+        await panel.shows("✓ rules: 3 kept")
+        await panel.press("y")
+        await panel.shows("done: hicache-bf16 at", "yes", "l log   Esc to the overview")
+        assert "X cancel this start" not in panel.text
+
+
 async def test_a_failed_start_offers_its_card_with_cause_and_evidence() -> None:
     async with driven(feed_of(mission.FAILED)) as panel:
         await panel.press("w")

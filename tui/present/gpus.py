@@ -1,12 +1,14 @@
 """Pane 2, GPUs: what is alike is one line, what differs stands alone in words."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import median
 
 from kvctl.core.domain.figures import Figure
 from kvctl.core.domain.gpus import GpuDevice, GpuView, Holder, HolderKind
+from kvctl.core.domain.holding import every_holder, shown_holders
 from kvctl.core.domain.snapshot import Snapshot
-from kvctl.core.domain.units import GIB, MIB, thousands
+from kvctl.core.domain.units import GIB, thousands
 from kvctl.tui.present.figures import MISSING, Reading, Slot, bar, put_figure
 from kvctl.tui.present.line import Ink, Line, Pen
 from kvctl.tui.present.text import literal, wrap
@@ -43,7 +45,8 @@ def title(snapshot: Snapshot, *, is_short: bool = False) -> str:
     """Return the pane's title: memory, or how many are alike, and who holds it."""
     view = snapshot.gpus
     if view.problem or not view.devices:
-        return "2 GPUs ── none visible"
+        left = f" ── {len(view.strays)} leftover: K" if view.strays else ""
+        return f"2 GPUs ── none visible{left}"
     alike = len(view.devices) - len(odd_ones(view))
     total = sum_of(view, "memory_total_bytes")
     used = sum_of(view, "memory_used_bytes")
@@ -54,7 +57,7 @@ def title(snapshot: Snapshot, *, is_short: bool = False) -> str:
 
 def holders_in_words(view: GpuView) -> str:
     """Return who holds memory: "8 ranks, nothing else", "1 leftover: K"."""
-    counts = {kind: {h.pid for h in view.holders if h.kind is kind} for kind in HolderKind}
+    counts = {kind: {h.pid for h in every_holder(view) if h.kind is kind} for kind in HolderKind}
     extra = [f"{len(pids)} {KIND_WORDS[k]}" for k in _NOTEWORTHY if (pids := counts[k])]
     ranks, launching = len(counts[HolderKind.RANK]), len(counts[HolderKind.LAUNCHING])
     own = [f"{ranks} rank{'s' * (ranks != 1)}"] if ranks else []
@@ -71,7 +74,7 @@ def odd_ones(view: GpuView) -> list[Odd]:
     levels = [d.memory_used_bytes.value for d in view.devices if d.memory_used_bytes.known]
     middle = median(v for v in levels if v is not None) if levels else 0
     for device in view.devices:
-        strangers = [h for h in _holders(view, device) if h.kind in _NOTEWORTHY]
+        strangers = [h for h in holders_of(view, device) if h.kind in _NOTEWORTHY]
         used, total = device.memory_used_bytes.value, device.memory_total_bytes.value
         differs = used is not None and total and abs(used - middle) > _ODD_SHARE * total
         if strangers or device.problem or differs:
@@ -79,8 +82,9 @@ def odd_ones(view: GpuView) -> list[Odd]:
     return odd
 
 
-def _holders(view: GpuView, device: GpuDevice) -> list[Holder]:
-    return [holder for holder in view.holders if holder.gpu_uuid == device.uuid]
+def holders_of(view: GpuView, device: GpuDevice) -> list[Holder]:
+    """Return who is shown as holding a device."""
+    return list(shown_holders(view, device))
 
 
 def sum_of(view: GpuView, name: str) -> float | None:
@@ -89,7 +93,7 @@ def sum_of(view: GpuView, name: str) -> float | None:
     return sum(known) if known else None
 
 
-def _figures(devices: tuple[GpuDevice, ...] | list[GpuDevice], name: str) -> list[Figure]:
+def _figures(devices: Iterable[GpuDevice], name: str) -> list[Figure]:
     return [getattr(device, name) for device in devices]
 
 
@@ -101,23 +105,31 @@ def body(snapshot: Snapshot, view: View, columns: int, height: int) -> list[Line
     """Return one row a device, and their sum."""
     gpus = snapshot.gpus
     if gpus.problem or not gpus.devices:
-        return _absent(gpus, columns)
+        return absent(gpus, columns)
     rows = [_head(gpus, columns)]
     odd = {o.device.uuid: o for o in odd_ones(gpus)}
     room = height - 2
     shown = sorted(gpus.devices, key=lambda d: d.uuid not in odd)[:room]
     for device in sorted(shown, key=lambda d: d.index):
         rows.append(_row(device, odd.get(device.uuid), snapshot, columns))
-    rows.append(_sum(gpus, columns, len(gpus.devices) - len(shown)))
+    hidden = [device for device in gpus.devices if device not in shown]
+    rows.append(_sum(gpus, columns, hidden, any(device.uuid in odd for device in hidden)))
     return rows
 
 
-def _absent(gpus: GpuView, columns: int) -> list[Line]:
+def absent(gpus: GpuView, columns: int) -> list[Line]:
+    """Return why there is nothing to show, and what is left behind nevertheless."""
     text = gpus.problem or "no device was read yet"
     drawn = []
     for part in wrap(text, columns - 2):
         pen = Pen(columns)
         pen.put(1, part, Ink.BOLD)
+        drawn.append(pen.line())
+    if gpus.strays:
+        pen = Pen(columns)
+        count = len(gpus.strays)
+        first = f"{gpus.strays[0].pid} {literal(gpus.strays[0].title)}"
+        pen.put(1, f"{count} leftover process{'es' * (count != 1)}: {first}", Ink.WARN)
         drawn.append(pen.line())
     return drawn
 
@@ -173,7 +185,7 @@ def holder_phrase(holder: Holder) -> str:
 
 
 def _held_by(gpus: GpuView, device: GpuDevice) -> str:
-    holders = _holders(gpus, device)
+    holders = holders_of(gpus, device)
     if device.processes_problem and not holders:
         return "– not listed"
     if not holders:
@@ -183,102 +195,34 @@ def _held_by(gpus: GpuView, device: GpuDevice) -> str:
     return f"{name} +{len(holders) - 1}" if len(holders) > 1 else name
 
 
-def _sum(gpus: GpuView, columns: int, hidden: int) -> Line:
+def _sum(gpus: GpuView, columns: int, hidden: list[GpuDevice], are_odd: bool) -> Line:
     pen = Pen(columns)
     shift = columns - 58
     used, total = sum_of(gpus, "memory_used_bytes"), sum_of(gpus, "memory_total_bytes")
     pen.put(1, "Σ")
     pen.right(9, _whole_gib(used), Ink.BOLD)
-    more = f", {hidden} more alike" if hidden else ""
+    more = f", {len(hidden)} more{'' if are_odd else ' alike'}" if hidden else ""
     pen.put(10, f"of {_whole_gib(total)}{more}", Ink.DIM)
-    utils = _known(gpus.devices, "utilisation_ratio")
-    temps, watts = _known(gpus.devices, "temperature_c"), _known(gpus.devices, "power_w")
+    utils = known_values(gpus.devices, "utilisation_ratio")
+    temps = known_values(gpus.devices, "temperature_c")
+    watts = known_values(gpus.devices, "power_w")
     if utils:
         pen.right(30 + shift, f"{sum(utils) / len(utils) * 100:.0f}", Ink.BOLD)
         pen.put(31 + shift, "%", Ink.DIM)
     pen.right(37 + shift, f"{max(temps):.0f}" if temps else MISSING)
     pen.right(44 + shift, thousands(sum(watts)) if watts else MISSING)
-    leftovers = len(gpus.leftovers)
-    text = f"{leftovers} leftover" if leftovers else _clocks(gpus) or "no leftover"
+    leftovers = gpus.left_processes
+    text = f"{leftovers} leftover" if leftovers else clock_words(gpus) or "no leftover"
     pen.put(46 + shift, text, Ink.WARN if leftovers else Ink.DIM)
     return pen.line()
 
 
-def _clocks(gpus: GpuView) -> str:
+def clock_words(gpus: GpuView) -> str:
+    """Return why clocks are held down anywhere, "" where they are free."""
     reasons = {reason for device in gpus.devices for reason in device.throttle_reasons}
     return f"clocks: {', '.join(sorted(reasons))}" if reasons else ""
 
 
-def _known(devices: tuple[GpuDevice, ...] | list[GpuDevice], name: str) -> list[float]:
+def known_values(devices: Iterable[GpuDevice], name: str) -> list[float]:
+    """Return one figure of the devices that know it."""
     return [f.value for f in _figures(devices, name) if f.value is not None]
-
-
-def compact(snapshot: Snapshot, view: View, columns: int, height: int) -> list[Line]:
-    """Return one line for what is alike and one for each device that is not."""
-    gpus = snapshot.gpus
-    if gpus.problem or not gpus.devices:
-        return _absent(gpus, columns)
-    odd = odd_ones(gpus)
-    strange = {o.device.uuid for o in odd}
-    alike = [d for d in gpus.devices if d.uuid not in strange]
-    drawn = [_alike_line(alike, gpus, columns)] if alike else []
-    return drawn + [_odd_line(o, columns) for o in odd]
-
-
-def _alike_line(alike: list[GpuDevice], gpus: GpuView, columns: int) -> Line:
-    pen = Pen(columns)
-    shift = min(12, max(0, columns - 80) // 4)
-    total = max(_known(alike, "memory_total_bytes"), default=None)
-    size = f" of {total / GIB:.1f} GiB" if total else ""
-    pen.put(1, memory_range(_known(alike, "memory_used_bytes")) + size)
-    utils = [u * 100 for u in _known(alike, "utilisation_ratio")]
-    pen.put(25 + shift, f"util {_range(utils)} %" if utils else "util –")
-    temps = _known(alike, "temperature_c")
-    pen.put(40 + 2 * shift, f"{_range(temps)} °C" if temps else "– °C")
-    watts = _known(gpus.devices, "power_w")
-    pen.right(56 + 3 * shift, thousands(sum(watts)) if watts else MISSING)
-    pen.put(57 + 3 * shift, "W", Ink.DIM)
-    pen.put(61 + 3 * shift, _clocks(gpus) or "clocks free", Ink.DIM)
-    return pen.line()
-
-
-def memory_range(values: list[float]) -> str:
-    """Return least and most memory of a group without the unit of GiB: "90.1–90.6", "4 MiB"."""
-    if not values:
-        return MISSING
-    low, high = min(values), max(values)
-    if high < GIB:
-        return f"{_pair(low / MIB, high / MIB, 0)} MiB"
-    return _pair(low / GIB, high / GIB, 1)
-
-
-def _range(values: list[float]) -> str:
-    return _pair(min(values), max(values), 0)
-
-
-def _pair(low: float, high: float, decimals: int) -> str:
-    first, last = f"{low:.{decimals}f}", f"{high:.{decimals}f}"
-    return first if first == last else f"{first}–{last}"
-
-
-def _odd_line(odd: Odd, columns: int) -> Line:
-    pen = Pen(columns)
-    device, holder = odd.device, odd.holder
-    pen.put(1, f"GPU {device.index}", Ink.BOLD)
-    if device.problem:
-        pen.put(8, device.problem, Ink.ALARM)
-        return pen.line()
-    used = device.memory_used_bytes.value
-    pen.right(12, MISSING if used is None else f"{used / GIB:.1f}", Ink.BOLD)
-    pen.put(13, "GiB", Ink.DIM)
-    pen.put(18, _odd_words(device, holder), Ink.WARN if holder else Ink.PLAIN)
-    return pen.line()
-
-
-def _odd_words(device: GpuDevice, holder: Holder | None) -> str:
-    if holder is None:
-        return device.processes_problem or "differs from the others, no process explains it"
-    owner = "yours" if holder.is_mine else f"of {literal(holder.user or 'another user')}"
-    name = literal(holder.title).split(" ")[0]
-    kind = KIND_WORDS[holder.kind]
-    return f"{kind} {name} pid {holder.pid}, {owner}, {literal(holder.evidence)}"

@@ -12,6 +12,7 @@ from kvctl.tui.present import (
     failure,
     footer,
     gpus,
+    gpus_compact,
     header,
     holders,
     presets,
@@ -54,7 +55,7 @@ class Pane:
 _DECODE = Pane(decode.title, decode.body, decode.compact, decode.body)
 _STAGES = Pane(stages.title, stages.body, stages.compact, stages.body)
 _FAILURE = Pane(failure.title, failure.body, failure.body, failure.body)
-_GPUS = Pane(gpus.title, gpus.body, gpus.compact, holders.zoomed)
+_GPUS = Pane(gpus.title, gpus.body, gpus_compact.compact, holders.zoomed)
 _RUN = Pane(run.title, run.body, run.body, run.body)
 _SERVER = Pane(server.title, server.body, server.body, server.zoomed)
 _PRESETS = Pane(presets.title, presets.body, presets.body, presets.body)
@@ -194,7 +195,7 @@ def _compact_heights(
 ) -> list[tuple[int, int]]:
     """Return rows of each pane; when there is room more of each, then settings and presets."""
     parts = len(snapshot.run.partitions) + 1 if snapshot.run else 1
-    odd = len(gpus.compact(snapshot, view, columns, 8))
+    odd = len(gpus_compact.compact(snapshot, view, columns, 8))
     heights = {1: 5, 2: odd, 3: parts, 6: 1}
     short = rows - sum(heights.values()) - len(heights)
     if short < 0:

@@ -18,7 +18,7 @@ def small(snapshot: Snapshot, view: View, columns: int, height: int) -> list[Lin
     drawn = two_lines(snapshot, view, columns)
     drawn += verdict.lines(snapshot, view, columns, 3)
     drawn += _figures(snapshot, columns)
-    drawn += gpus.compact(snapshot, view, columns, 1)[:2]
+    drawn += gpus_compact.compact(snapshot, view, columns, 1)[:2]
     room = height - len(drawn)
     table = run.body(snapshot, view, columns, max(3, room - 1))[:room]
     drawn += table

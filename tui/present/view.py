@@ -13,6 +13,8 @@ class View:
     """Pane that fills the screen, None for the overview."""
     cursor: int = 0
     """Selected row of the zoomed pane."""
+    marked: frozenset[tuple[int, int]] = frozenset()
+    """Processes marked in the GPU pane: pid and start time."""
     note: int = 0
     """Which verdict is shown, 0 the most urgent."""
     lost: str | None = None

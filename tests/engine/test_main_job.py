@@ -1,0 +1,299 @@
+"""The main job on a real engine, from nothing to every answer on disk once: by verbs, by keys."""
+
+import json
+import re
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+from tests.e2e.terminal import Terminal
+from tests.engine.operating import Document, Place, in_session, kill_and_wait, place_in
+from tests.engine.server import wait_for
+
+pytestmark = pytest.mark.engine
+
+ROWS = 60
+TOKENS = 200
+NAME = "job"
+START_WITHIN_S = 120.0
+READING_VERBS = (
+    ("status",),
+    ("gpus",),
+    ("presets", "list"),
+    ("presets", "show", "cpu-tiny"),
+    ("presets", "diff", "running", "cpu-tiny-2x"),
+    ("run", "status"),
+    ("daemon", "status"),
+)
+
+
+@pytest.fixture
+def place(installed_engine: None, tmp_path: Path) -> Iterator[Place]:
+    with place_in(tmp_path) as made:
+        made.write_run(NAME, ROWS, TOKENS)
+        yield made
+
+
+def is_under_way(run: Document) -> bool:
+    return bool(0 < run["done"] < run["total"])
+
+
+# -- from the command line ------------------------------------------------------------------------
+
+
+def test_the_main_job_by_verbs_alone(place: Place) -> None:
+    assert place.kvctl("daemon", "status").status == 3
+    place.do("server", "start", "cpu-tiny")
+    assert place.server()["preset"] == "cpu-tiny"
+    assert place.kvctl("run", "start", "nowhere.toml").status == 2
+    place.do("run", "start", f"{NAME}.toml")
+    in_flight_follows_the_throttle(place)
+    pause_drains_and_holds_until_resume(place)
+    documents_parse(place)
+    a_restart_keeps_what_was_generated(place)
+    the_run_outlives_its_kvctld(place)
+    the_kvctld_outlives_its_runtime_folder(place)
+    place.until(lambda run: run["state"] == "finished", "the end of the run")
+    place.check_output(NAME, TOKENS)
+    continued_answers_are_those_of_an_uninterrupted_request(place)
+    the_server_stops_and_leaves_nothing(place)
+
+
+def in_flight_follows_the_throttle(place: Place) -> None:
+    assert place.until(lambda run: run["in_flight"] > 0, "requests")["mode"] == "auto"
+    place.do("run", "throttle", "20")
+    place.until(lambda run: run["in_flight"] == 20, "20 in flight")
+    assert "nothing in flight is aborted" in place.do("run", "throttle", "4")
+    run = place.until(lambda run: run["in_flight"] == 4, "4 in flight")
+    assert (run["mode"], run["target"], run["partials"]) == ("manual", 4, 0)
+    place.do("run", "throttle", "auto")
+    place.until(lambda run: run["in_flight"] > 4, "more than 4 by the law")
+    assert place.run()["mode"] == "auto"
+
+
+def pause_drains_and_holds_until_resume(place: Place) -> None:
+    place.do("run", "pause")
+    before = place.until(lambda run: run["in_flight"] == 0, "nothing in flight")
+    assert before["state"] == "paused" and is_under_way(before)
+    lines = place.do("watch", "--json", "--count", "3", "--interval", "0.5").splitlines()
+    seen = [json.loads(line) for line in lines]
+    assert len(seen) == 3
+    assert {(s["run"]["in_flight"], s["run"]["done"]) for s in seen} == {(0, before["done"])}
+    place.do("run", "resume")
+    place.until(lambda run: run["in_flight"] > 0, "requests again")
+
+
+def documents_parse(place: Place) -> None:
+    for words in READING_VERBS:
+        assert place.ask(*words)
+    assert place.kvctl("presets", "show", "nothing", "--json").status == 2
+    assert place.kvctl("server", "stop").status == 4  # no terminal to ask on, and no --yes
+
+
+def a_restart_keeps_what_was_generated(place: Place) -> None:
+    old = place.server()
+    place.until(is_under_way, "a run under way")
+    told = place.do("server", "restart", "cpu-tiny-2x", "--yes")
+    assert re.search(r"harvest +[1-9]\d* partials, [1-9][\d,]* tokens on disk", told), told
+    new = place.server()
+    assert (new["preset"], new["pool_tokens"]) == ("cpu-tiny-2x", 8192)
+    assert new["pid"] != old["pid"] and not in_session(old["pid"])
+    done = len(place.answers(NAME))
+    place.until(lambda run: run["done"] > done, "answers of the new server")
+
+
+def the_run_outlives_its_kvctld(place: Place) -> None:
+    assert is_under_way(place.run())
+    server = place.server()["pid"]
+    pid = place.kill_kvctld()
+    place.do("run", "throttle", "6")
+    assert place.kvctld()["pid"] != pid
+    run = place.run()
+    assert (run["name"], run["mode"], run["target"]) == (NAME, "manual", 6)
+    assert is_under_way(run) and place.server()["pid"] == server
+    place.do("run", "throttle", "auto")
+
+
+def the_kvctld_outlives_its_runtime_folder(place: Place) -> None:
+    info = place.kvctld()
+    runtime = Path(info["socket"]).parent
+    assert runtime != place.state
+    shutil.rmtree(runtime)
+    assert place.run()["name"] == NAME
+    assert place.kvctld()["pid"] == info["pid"]
+
+
+def continued_answers_are_those_of_an_uninterrupted_request(place: Place) -> None:
+    server = place.server()
+    continued = [a for a in place.answers(NAME) if len(launches(a)) > 1]
+    assert continued
+    for answer in continued[:6]:
+        assert sum(segment["n"] for segment in answer["segments"]) == TOKENS
+        body = {
+            "input_ids": answer["input_ids"],
+            "sampling_params": {"max_new_tokens": TOKENS, "temperature": 0},
+        }
+        whole = httpx.post(f"{server['url']}/generate", json=body, timeout=60).json()
+        assert answer["output_ids"] == whole["output_ids"], answer["id"]
+
+
+def launches(answer: Document) -> set[str]:
+    """Which starts of the server made an answer."""
+    return {segment["launch"] for segment in answer.get("segments", ())}
+
+
+def the_server_stops_and_leaves_nothing(place: Place) -> None:
+    pid, kvctld = place.server()["pid"], place.kvctld()["pid"]
+    assert len(in_session(pid)) >= 3
+    place.do("server", "stop", "--yes")
+    assert in_session(pid) == []
+    place.do("daemon", "stop")
+    assert not psutil.pid_exists(kvctld)
+    assert place.kvctl("run", "verify", f"{NAME}.toml").status == 0
+    assert place.kvctl("daemon", "status").status == 3
+
+
+# -- from the panel -------------------------------------------------------------------------------
+
+
+def test_the_main_job_by_keys_in_the_panel(place: Place) -> None:
+    with place.panel() as panel:
+        start_a_server(panel)
+        start_the_run(panel)
+        slots_follow_the_keys(panel)
+        p_stops_sending_and_sends_again(panel)
+        restart_with_another_preset(panel)
+        wait_running(panel)
+        kvctld = place.kvctld()["pid"]
+        panel.hang_up()
+        panel.wait_exit()
+    run = place.run()
+    assert run["state"] == "running" and is_under_way(run)
+    with place.panel() as panel:
+        wait_running(panel)
+        panel.send("q")
+        assert panel.wait_exit() == 0
+    assert place.kvctld()["pid"] == kvctld
+    with place.panel() as panel:
+        panel.wait_for(f"{NAME} · FINISHED", 120)
+        panel.wait_for(f"{2 * ROWS} of {2 * ROWS}|100 of 100")
+        stop_the_server(panel, place)
+    place.check_output(NAME, TOKENS)
+    assert any(len(launches(answer)) > 1 for answer in place.answers(NAME))
+
+
+def start_a_server(panel: Terminal) -> None:
+    panel.wait_for("no server.*no run")
+    panel.wait_for("S start")
+    panel.send("S")
+    choose(panel, "cpu-tiny")
+    panel.send("y")
+    panel.wait_for(">  1 process")
+    panel.wait_for("✓  5 first token", START_WITHIN_S)
+    panel.wait_for("done: cpu-tiny at")
+    leave_dialog(panel, "done: cpu-tiny")
+    panel.wait_for("cpu-tiny · READY")
+
+
+def choose(panel: Terminal, preset: str) -> None:
+    """Move to a preset in the open dialog and wait for its checks and for y to wake."""
+    panel.wait_for("│ Presets")
+    for _ in range(20):
+        if re.search(rf"> {preset} ", panel.text):
+            break
+        before = panel.text
+        panel.send("j")
+        panel.wait_until(lambda before=before: panel.text != before, "the next preset")
+    panel.wait_for(rf"── (.* → )?{preset} ── nothing has been touched yet")
+    panel.wait_for(r"✓ flags: \d+ flags known to 0\.5\.23")
+
+
+def leave_dialog(panel: Terminal, shown: str) -> None:
+    # What follows an escape too soon would be taken for alt and a key.
+    panel.send("\x1b")
+    panel.wait_gone(shown)
+
+
+def start_the_run(panel: Terminal) -> None:
+    panel.send("s")
+    panel.wait_for("Start a run")
+    panel.send(f"{NAME}.toml")
+    panel.wait_for(f"run {NAME}: B2 B3, slots auto")
+    panel.send("\r")
+    wait_running(panel)
+    panel.wait_for(r"slots AUTO")
+
+
+def wait_running(panel: Terminal) -> None:
+    panel.wait_for(f"{NAME} · RUNNING")
+    panel.wait_until(lambda: bool(in_flight(panel)), "requests in flight")
+
+
+def in_flight(panel: Terminal) -> int | None:
+    found = re.search(r"in flight +(\d+)", panel.lines[0])
+    return int(found[1]) if found else None
+
+
+def slots(panel: Terminal) -> int:
+    found = re.search(r"slots (?:AUTO|MANUAL) +(\d+)", panel.lines[0])
+    assert found, panel.lines[0]
+    return int(found[1])
+
+
+def slots_follow_the_keys(panel: Terminal) -> None:
+    panel.send("=")
+    panel.wait_for("Slots are")
+    panel.send("20\r")
+    panel.wait_for(r"slots MANUAL +20, in flight +20")
+    panel.send("-")
+    panel.wait_for(r"slots MANUAL +16, in flight +16")
+    panel.send("+")
+    panel.wait_for(r"slots MANUAL +20, in flight +20")
+    panel.send("a")
+    panel.wait_for("slots AUTO")
+
+
+def p_stops_sending_and_sends_again(panel: Terminal) -> None:
+    panel.send("p")
+    panel.wait_for(r"PAUSED.*in flight +0 ")
+    done = done_of(panel)
+    clock = panel.lines[0][-8:]
+    panel.wait_until(lambda: panel.lines[0][-8:] > clock, "the next second")
+    assert in_flight(panel) == 0 and done_of(panel) == done
+    panel.send("p")
+    wait_running(panel)
+
+
+def done_of(panel: Terminal) -> int:
+    found = re.search(rf"3 Run {NAME} ── ([\d,]+) of", panel.text)
+    assert found, panel.text
+    return int(found[1].replace(",", ""))
+
+
+def restart_with_another_preset(panel: Terminal) -> None:
+    panel.send("R")
+    choose(panel, "cpu-tiny-2x")
+    assert re.search(r"\(•\) harvest", panel.text)
+    panel.send("y")
+    panel.wait_for(r"✓  2 harvest .*[1-9]\d* partials, [1-9][\d,]* tokens on disk")
+    panel.wait_for(r"✓  3 stop", START_WITHIN_S)
+    panel.wait_for(r">  \d process|✓  \d process", START_WITHIN_S)
+    panel.wait_for("done: cpu-tiny-2x at", START_WITHIN_S)
+    leave_dialog(panel, "done: cpu-tiny-2x")
+    panel.wait_for("cpu-tiny-2x · READY")
+
+
+def stop_the_server(panel: Terminal, place: Place) -> None:
+    pid = place.server()["pid"]
+    panel.send("S")
+    panel.wait_for("Stop ── main")
+    panel.wait_for("y yes")
+    panel.send("y")
+    wait_for(lambda: not in_session(pid), "the end of the server", 60)
+    panel.wait_for("STOPPED|no server")
+    panel.send("q")
+    assert panel.wait_exit() == 0
