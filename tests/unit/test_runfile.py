@@ -98,7 +98,7 @@ def test_every_problem_is_one_line_with_file_and_key(tmp_path: Path) -> None:
         "extra: this key is not known",
     ):
         assert sum(key in line for line in lines) == 1, key
-    assert str(caught.value).count("\n") == len(lines) - 1
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
