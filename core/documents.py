@@ -85,6 +85,8 @@ def server_document(server: Server, now: float) -> Document:
         "live_cap": server.live_cap,
         **_decode(server.decode, server.foreign_requests, now),
         "flags": [asdict(flag) for flag in server.flags],
+        "effective_flags": [asdict(flag) for flag in server.effective],
+        "defaults_known": server.are_defaults_known,
         "stages": [_stage(stage, now) for stage in server.stages],
         "failure": None if server.failure is None else _failure(server.failure),
     }

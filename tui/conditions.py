@@ -10,6 +10,7 @@ from kvctl.core.controller.commands import (
     ResumeRun,
     Throttle,
 )
+from kvctl.core.domain.holding import every_holder
 from kvctl.core.domain.run import Run, RunState
 from kvctl.core.domain.server import ServerState
 from kvctl.core.domain.snapshot import Snapshot
@@ -64,7 +65,13 @@ def needs_change(snapshot: Snapshot, view: View) -> str:
 
 def needs_holder(snapshot: Snapshot, view: View) -> str:
     """Want a process that holds GPU memory."""
-    return "" if snapshot.gpus.holders else "no process holds GPU memory"
+    held = every_holder(snapshot.gpus)
+    return "" if held else "no process holds GPU memory"
+
+
+def needs_gpu_list(snapshot: Snapshot, view: View) -> str:
+    """Want the GPU pane on the whole screen, with a process in it."""
+    return needs_holder(snapshot, view) or ("" if view.zoom == 2 else "zoom the GPUs first (2)")
 
 
 def needs_log(snapshot: Snapshot, view: View) -> str:

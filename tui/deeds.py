@@ -4,7 +4,8 @@ import time
 from collections.abc import Callable
 
 from kvctl.core.domain.server import ServerState
-from kvctl.tui.conditions import has_live_server
+from kvctl.tui.conditions import has_live_server, needs_holder
+from kvctl.tui.present import holders, server
 from kvctl.tui.present.view import PANES
 from kvctl.tui.questions import Questions
 from kvctl.tui.screens.pages import (
@@ -78,20 +79,28 @@ class Deeds(Questions):
     def _move(self, step: int) -> None:
         snapshot, view = self.app.snapshot, self.app.view
         counts = {
-            2: len(snapshot.gpus.holders),
+            2: len(holders.rows(snapshot.gpus)),
             3: len(snapshot.run.partitions) if snapshot.run else 0,
-            4: len(snapshot.server.flags) if snapshot.server else 0,
+            4: len(server.setting_lines(snapshot.server, 80)) if snapshot.server else 0,
             5: len(snapshot.presets),
             6: len(snapshot.events),
         }
         last = max(0, counts.get(view.zoom or 0, 0) - 1)
         self.app.look(cursor=max(0, min(last, view.cursor + step)))
 
+    def mark(self, key: str) -> None:
+        """Mark the selected process for the kill, or take its mark away; then the next row."""
+        row = holders.selected(self.app.snapshot.gpus, self.app.view)
+        mark = holders.mark_of(row) if row is not None else None
+        if mark is not None:
+            self.app.look(marked=self.app.view.marked ^ {mark})
+        self._move(1)
+
     def open(self, key: str) -> None:
         """Open what is selected: a preset's preflight, a holder's kill dialog, else the why."""
         if self.app.view.zoom == 5 and self.app.snapshot.presets:
             self.app.do("restart" if has_live_server(self.app.snapshot) else "stop", key)
-        elif self.app.view.zoom == 2 and self.app.snapshot.gpus.holders:
+        elif self.app.view.zoom == 2 and not needs_holder(self.app.snapshot, self.app.view):
             self.app.do("kill", key)
         else:
             self.why(key)

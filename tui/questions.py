@@ -16,7 +16,7 @@ from kvctl.core.domain.gpus import HolderKind
 from kvctl.core.domain.units import duration, kilo_tokens
 from kvctl.tui import runfiles
 from kvctl.tui.conditions import has_live_server
-from kvctl.tui.present import restart
+from kvctl.tui.present import holders, restart
 from kvctl.tui.present.box import Option
 from kvctl.tui.present.presets import in_order
 from kvctl.tui.screens.dialogs import ChoiceDialog, EntryDialog, KillDialog, Question, Request
@@ -91,12 +91,10 @@ class Questions:
         self.app.push_screen(ChoiceDialog(Question("Cancel the start", intro, (), "Stop it", yes)))
 
     def kill(self, key: str) -> None:
-        """Open the kill dialog, at the selected holder where there is one."""
-        snapshot, view = self.app.snapshot, self.app.view
-        pid = None
-        if view.zoom == 2 and view.cursor < len(snapshot.gpus.holders):
-            pid = snapshot.gpus.holders[view.cursor].pid
-        self.app.push_screen(KillDialog(pid))
+        """Open the kill dialog at the selected holder, those marked in the pane marked there."""
+        row = holders.selected(self.app.snapshot.gpus, self.app.view)
+        pid = row.holder.pid if row is not None and row.holder is not None else None
+        self.app.push_screen(KillDialog(pid, self.app.view.marked))
 
     def pause_further(self, key: str) -> None:
         """Ask what happens to the answers in flight."""
@@ -140,8 +138,8 @@ class Questions:
 
     def adopt(self, key: str) -> None:
         """Ask which server to watch."""
-        holders = self.app.snapshot.gpus.holders
-        others = {h.pid: h for h in holders if h.kind is HolderKind.OTHER_SGLANG}
+        rows = self.app.snapshot.gpus.holders
+        others = {h.pid: h for h in rows if h.kind is HolderKind.OTHER_SGLANG}
 
         def take(text: str) -> None:
             self.app.submit(AdoptServer(text.strip()), "adopt")

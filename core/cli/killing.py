@@ -8,7 +8,7 @@ from kvctl.core.cli.session import Session
 from kvctl.core.controller.commands import ClearGpus, Command, KillProcesses
 from kvctl.core.domain.errors import KvctlError, UsageError
 from kvctl.core.domain.gpus import Holder, ProcessIdentity
-from kvctl.core.domain.holding import shown_holders
+from kvctl.core.domain.holding import identity_of, shown_holders
 from kvctl.core.domain.snapshot import Snapshot
 from kvctl.core.domain.supervisors import find_owner
 from kvctl.core.domain.units import mib
@@ -88,6 +88,7 @@ def _clear(session: Session, snapshot: Snapshot) -> Command:
         signal=words.signal,
         # --yes did not see the names: what is not ours then needs its pid on the command line.
         confirmed=not words.yes,
+        named=tuple(i for holder in holders if (i := identity_of(holder)) is not None),
     )
 
 

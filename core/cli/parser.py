@@ -139,7 +139,10 @@ def _add_presets(verbs: _Verbs) -> None:
     save = presets.add("save", "presets:save", "keep the running launch as a preset")
     save.add_argument("name", metavar="NAME")
     save.add_argument("--replace", action="store_true", help="overwrite one of that name")
-    flags = verbs.add("flags", "presets:flags", "flags of the installed SGLang", json=True)
+    flags = verbs.add(
+        "flags", "presets:flags", "flags of the running server, or of the SGLang here", json=True
+    )
+    flags.add_argument("--catalogue", action="store_true", help="every flag of the SGLang here")
     flags.add_argument("--diff", metavar="PRESET", help="only what this preset sets")
     flags.add_argument("--search", metavar="WORD")
     flags.add_argument("--python", metavar="PATH", help="the interpreter that has SGLang")

@@ -5,6 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from kvctl.core.cli.effective import running_server, show_effective
 from kvctl.core.cli.session import Session
 from kvctl.core.domain.errors import KvctlError, UsageError
 from kvctl.core.domain.flags import FlagCatalogue, FlagFinding, FlagSpec, Severity, check_flags
@@ -106,8 +107,11 @@ def save(session: Session) -> int:
 
 
 def flags(session: Session) -> int:
-    """Print the flags that the installed SGLang knows."""
+    """Print the flags a running server has; without one, those that the installed SGLang knows."""
     words = session.words
+    asks_catalogue = words.diff or words.search or words.python or words.catalogue
+    if not asks_catalogue and (server := running_server(session)) is not None:
+        return show_effective(session, server)
     preset = _store(session).read(words.diff) if words.diff else None
     catalogue = _catalogue(session, words.python, preset)
     chosen = list(_chosen(catalogue, words.search, preset))

@@ -78,7 +78,9 @@ class Session:
 
         def sampled() -> Snapshot | None:
             snapshot = client.snapshot()
-            return snapshot if snapshot.verdicts else None
+            gpus = snapshot.gpus
+            is_read = gpus.at is not None or gpus.problem is not None
+            return snapshot if snapshot.verdicts and is_read else None
 
         return wait_for(sampled, FIRST_PICTURE_S) or client.snapshot()
 

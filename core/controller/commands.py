@@ -112,6 +112,8 @@ class ClearGpus:
     signal: str | None = None
     """None: TERM, then KILL after `wait_s`."""
     confirmed: bool = False
+    named: tuple[ProcessIdentity, ...] | None = None
+    """Whom the operator saw when agreeing: anybody else needs a yes. None: no names were shown."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ One view and one proof serve the pane, `kvctl gpus`, the kill dialog and every s
 """
 
 import signal
+import traceback
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -23,6 +24,7 @@ from kvctl.core.servers.ending import EndReport, end_group, end_processes
 
 PERIOD_S = 2.0
 READ_LIMIT_S = 10.0
+MOST_READINGS = 2
 MOST_READINGS = 2
 FIRST_READ_S = 3.0
 """How long a new kvctld waits for the driver before it looks at anything else."""
@@ -57,6 +59,8 @@ class GpuDesk:
     idle_bytes: dict[str, int] = field(default_factory=dict)
     """Lowest use seen per UUID while nothing held the device."""
     history: GpuHistory = field(default_factory=GpuHistory)
+    _under_way: set[object] = field(default_factory=set)
+    """Readings whose thread has not come back."""
     _probe: GpuViewProbe = field(init=False)
     _targets: KillTargets = field(init=False)
 
@@ -66,21 +70,32 @@ class GpuDesk:
         self._targets = KillTargets(self.host, self.known)
 
     async def read(self, *, fresh: bool = False, limit_s: float = READ_LIMIT_S) -> GpuView:
-        """Take a new reading; a driver that hangs leaves the old one, marked."""
-        now, known = self.host.clock.monotonic(), self.known()
+        """Take a new reading; a driver that hangs or breaks leaves the old one, marked."""
+        if len(self._under_way) >= MOST_READINGS:
+            return self.view  # each would be one more thread that the driver keeps
+        now, known, token = self.host.clock.monotonic(), self.known(), object()
+        self._under_way.add(token)
+
+        def work() -> GpuView:
+            try:
+                return self._probe.read(now, known, fresh=fresh)
+            finally:
+                self._under_way.discard(token)
+
         try:
-            view = await read_within(
-                self.host.clock,
-                limit_s,
-                lambda: self._probe.read(now, known, fresh=fresh),
-            )
+            view = await read_within(self.host.clock, limit_s, work)
         except TimeoutError:
-            problem = f"the driver has not answered for {limit_s:.0f} s: it may be stuck"
-            self.view = replace(self.view, problem=problem, proofs=())
-            return self.view
+            return self._unread(f"the driver has not answered for {limit_s:.0f} s: it may be stuck")
+        except Exception as error:  # the probe boundary: a source that breaks ends nothing
+            traceback.print_exception(error)
+            return self._unread(" ".join(f"not readable: {type(error).__name__}: {error}".split()))
         self.idle_bytes = learn_idle(self.idle_bytes, view)
         self.view = proven(view, self.view, self.idle_bytes)
         self.history.take(self.view)
+        return self.view
+
+    def _unread(self, problem: str) -> GpuView:
+        self.view = replace(self.view, problem=problem, proofs=())
         return self.view
 
     async def kill(self, command: KillProcesses, id: str) -> Outcome:
@@ -111,6 +126,9 @@ class GpuDesk:
             where = "any GPU, nor off the GPUs" if command.gpu is None else f"GPU {command.gpu}"
             return Outcome(0, f"no leftover on {where}: nothing to kill")
         targets = tuple(dict.fromkeys(i for row in rows if (i := identity_of(row)) is not None))
+        seen = command.named
+        unseen = [row for row in rows if seen is not None and identity_of(row) not in seen]
+        self._targets.guard(targets, unseen, confirmed=False)
         self._targets.guard(targets, rows, confirmed=command.confirmed)
         kill = _Kill(targets, rows, number, command.wait_s, command.signal is None, False)
         outcome = await self._end(kill, id)

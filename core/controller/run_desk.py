@@ -141,7 +141,9 @@ class RunDesk:
         self._steering().override_policy()
         driver.resume()
         self.tick()
-        still = driver.view(self._now()).reason if driver.gate.holds else ""
+        # An engine that was just continued has new figures within a second.
+        holds = [why for cause, why in driver.gate.holds.items() if cause != "server" or not thawed]
+        still = "; ".join(holds)
         said = f"the pause is over, but nothing is sent yet: {still}" if still else "sending again"
         said += f"; continued {', '.join(thawed)}" if thawed else ""
         self.feed.emit("resumed", said, id)

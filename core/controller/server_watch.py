@@ -12,15 +12,25 @@ from dataclasses import dataclass, field, replace
 from kvctl.core.controller.host import Host
 from kvctl.core.controller.keys import read_key
 from kvctl.core.controller.polling import Poll
+from kvctl.core.controller.server_flags import defaults_of
 from kvctl.core.controller.stages import StageList
 from kvctl.core.controller.state import ServerRecord
 from kvctl.core.controller.store import EventFeed
 from kvctl.core.domain import decode as decoding
+from kvctl.core.domain.effectiveflags import effective_flags
 from kvctl.core.domain.figures import Figure
+from kvctl.core.domain.flags import FlagCatalogue
 from kvctl.core.domain.gpus import ProcessIdentity
 from kvctl.core.domain.health import HealthInputs, assess
 from kvctl.core.domain.loglines import LogKind, LogRecord
-from kvctl.core.domain.server import Decode, Failure, LaunchFlag, Server, ServerState
+from kvctl.core.domain.server import (
+    Decode,
+    EffectiveFlag,
+    Failure,
+    LaunchFlag,
+    Server,
+    ServerState,
+)
 from kvctl.core.domain.startadvice import PAUSE_PATHS
 from kvctl.core.domain.startfailure import failure_of
 from kvctl.core.domain.startup import StartupProgress, fold_startup
@@ -28,7 +38,7 @@ from kvctl.core.domain.telemetry import LoadsReading, MetricsReading, ServerInfo
 from kvctl.core.ports import Engine, LogTail, ProbeFailed
 
 LOADS_S = 1.0
-METRICS_S = 5.0
+METRICS_S = 3.0
 LOG_S = 0.5
 INFO_RETRY_S = 3.0
 _TOLD = {
@@ -51,6 +61,9 @@ class ServerWatch:
     """Called after each answer with counts."""
     flags: tuple[LaunchFlag, ...] = ()
     """As the preset said; the resolved values come from the server."""
+    effective: tuple[EffectiveFlag, ...] = ()
+    catalogue: FlagCatalogue | None = None
+    """SGLang's defaults, of exactly the version that runs."""
     stages: StageList = field(init=False)
     engine: Engine = field(init=False)
     tail: LogTail | None = field(init=False, default=None)
@@ -192,6 +205,8 @@ class ServerWatch:
             errors_in_log=self.errors,
             available_gpu_memory_gb=self.startup.available_gpu_memory_gb,
             flags=self.flags,
+            effective=self.effective,
+            are_defaults_known=self.catalogue is not None,
             stages=tuple(self.stages.items),
             failure=self.failure,
             decode=replace(self._figures(now), is_frozen=self.is_frozen),
@@ -286,6 +301,7 @@ class ServerWatch:
             return False  # why is told by the counts' own loop
         self.decode = decoding.fold_info(self.decode, self.info)
         self.flags = with_resolved(self.flags, self.info)
+        self.effective = effective_flags(self.info, self.flags, self.catalogue)
         return True
 
     async def _keep_asking(self) -> None:
@@ -294,6 +310,9 @@ class ServerWatch:
             await self.host.clock.sleep(INFO_RETRY_S)
             if self.last_answer_at is not None and self.info is None:
                 await self.learn()
+        version = self.info.version
+        self.catalogue = await asyncio.to_thread(defaults_of, self.host, self.record, version)
+        self.effective = effective_flags(self.info, self.flags, self.catalogue)
 
     async def _ask_why_frozen(self) -> None:
         """While counts stand still and kvctl did not pause it, ask /ready whether another did."""

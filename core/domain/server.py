@@ -84,6 +84,28 @@ class LaunchFlag:
 
 
 @dataclass(frozen=True, slots=True)
+class EffectiveFlag:
+    """One flag as the server runs with it, beside what was asked for."""
+
+    name: str
+    """With dashes."""
+    value: str
+    """What holds now; secrets are masked."""
+    given: str | None = None
+    """As the launch named it; None: it did not."""
+    given_by: str | None = None
+    """"preset NAME" or "command line"."""
+    default: str | None = None
+    """SGLang's default, "unset" where it has none; None: not known."""
+    at_start: str | None = None
+    """As resolved at the start, where that is not what holds now."""
+    differs: tuple[str, ...] = ()
+    """From what it differs: "given", "default", "run time"."""
+    moves_ceiling: bool = False
+    """It moves the KV ceiling."""
+
+
+@dataclass(frozen=True, slots=True)
 class Decode:
     """How the server decodes now; every figure with its source and age."""
 
@@ -170,6 +192,10 @@ class Server:
     available_gpu_memory_gb: float | None = None
     """Free per GPU after graph capture, as the start-up line says."""
     flags: tuple[LaunchFlag, ...] = ()
+    effective: tuple[EffectiveFlag, ...] = ()
+    """What was given or differs, as /server_info tells it; those that move the KV ceiling first."""
+    are_defaults_known: bool = False
+    """SGLang's defaults were read from the version that runs."""
     stages: tuple[Stage, ...] = ()
     """The start, stop or restart in progress, or the last one."""
     failure: Failure | None = None

@@ -93,3 +93,6 @@ class ServerInfo:
     """internal_states[0].pp_max_micro_batch_size."""
     last_gen_throughput: float | None
     launch_command: str | None
+    """Secrets are masked."""
+    live_flags: Mapping[str, object] = field(default_factory=dict)
+    """Of internal_states[0], where they are not those of `flags`."""

@@ -1,5 +1,6 @@
 """Turns what a run has counted into the `Run` that frontends show."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvctl.core.domain.ceiling import fit, held_tokens
@@ -64,7 +65,7 @@ def view_run(
     rate = _rate(opened, works, standing)
     partitions = tuple(_partition(opened, n, work, rate, standing) for n, work in enumerate(works))
     left = remaining_s(works, rate)
-    held = _held(opened)
+    held = _held(opened, works)
     spec = opened.spec
     pending = opened.schedule.partials
     completed = opened.counters.window.rate(standing.now, standing.started_at)
@@ -180,16 +181,24 @@ def _rate(opened: OpenedRun, works: list[Work], standing: Standing) -> float | N
     return rate.tokens_per_s + extra
 
 
-def _held(opened: OpenedRun) -> float | None:
+def _held(opened: OpenedRun, works: Sequence[Work]) -> float | None:
     """Return k of what is in flight: the partitions' own k, weighted by their requests."""
-    parts = opened.counters.partitions
-    busy = [p for p in parts if p.in_flight and p.lengths.count]
-    chosen = busy or [p for p in parts if p.done + p.failed < p.total] or parts
-    weights = [max(1, p.in_flight) for p in chosen]
-    each = [held_tokens(p.lengths.prompt_mean, p.lengths.total, p.lengths.squares) for p in chosen]
-    known = [(k, w) for k, w in zip(each, weights, strict=True) if k is not None]
+    parts = list(zip(opened.counters.partitions, works, strict=True))
+    busy = [(p, w) for p, w in parts if p.in_flight and p.lengths.count]
+    chosen = busy or [(p, w) for p, w in parts if p.done + p.failed < p.total] or parts
+    each = [(_held_of(p, work), max(1, p.in_flight)) for p, work in chosen]
+    known = [(held, weight) for held, weight in each if held is not None]
     total = sum(weight for _, weight in known)
-    return sum(k * weight for k, weight in known) / total if total else None
+    return sum(held * weight for held, weight in known) / total if total else None
+
+
+def _held_of(counters: PartitionCounters, work: Work) -> float | None:
+    """Return k of one partition, stretched as far as finished answers alone are too short."""
+    lengths = counters.lengths
+    held = held_tokens(lengths.prompt_mean, lengths.total, lengths.squares)
+    if held is None or not lengths.mean or work.length is None:
+        return held
+    return held * max(1.0, work.length / lengths.mean)
 
 
 def _answers_per_s(rate: Rate, now: float) -> Figure:

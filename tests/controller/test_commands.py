@@ -28,12 +28,10 @@ def test_every_command_is_frozen_data_with_a_docstring_of_its_own() -> None:
 async def test_an_unexpected_exception_becomes_one_line_and_the_controller_goes_on(
     rig: Rig, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def broken(index: int) -> str:
-        raise ZeroDivisionError("first line\nsecond line")
-
-    kept, rig.gpus.uuid = rig.gpus.uuid, broken  # type: ignore[method-assign]
+    started = await rig.serving()
+    started.server.failing["loads"] = ZeroDivisionError("first line\nsecond line")
     outcome = await rig.submit(c.RefreshNow())
-    rig.gpus.uuid = kept  # type: ignore[method-assign]
+    started.server.failing.clear()
     assert outcome.exit_status == 1
     assert outcome.message == (
         "unexpected ZeroDivisionError: first line second line (traceback in kvctld's log)"
@@ -58,13 +56,36 @@ async def test_a_driver_that_hangs_freezes_nothing_and_is_told(rig: Rig) -> None
     rig.gpus.hangs = threading.Event()
     await rig.advance(30)
     shot = rig.shot()
-    assert shot.gpus.problem == "the driver has not answered for 10 s"
+    assert shot.gpus.problem and "the driver has not answered for 10 s" in shot.gpus.problem
     assert [d.uuid for d in shot.gpus.devices] == ["GPU-0", "GPU-1"]
     assert rig.is_running
+    await rig.advance(120)
+    stuck = [t for t in threading.enumerate() if t.name == "gpu-read"]
+    assert len(stuck) <= 2, "every reading that hangs costs a thread"
     rig.gpus.hangs.set()
     rig.gpus.hangs, rig.clock.waits_for_gpus = None, True
     await rig.advance(15)
     assert rig.shot().gpus.problem is None
+
+
+async def test_a_source_that_breaks_ends_nothing_and_is_told(
+    rig: Rig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A fault of an adapter that nobody foresaw must not take the run with it."""
+    started = await rig.serving()
+    kept, rig.gpus.total_bytes = rig.gpus.total_bytes, None  # type: ignore[assignment]
+    rig.gpus.held[(0, started.launched.identity)] = "many"  # type: ignore[assignment]
+    started.server.failing["loads"] = IndexError("odd\nanswer")
+    await rig.advance(30)
+    shot = rig.shot()
+    assert shot.gpus.problem and "TypeError" in shot.gpus.problem
+    assert "broken: IndexError: odd answer" in rig.server().state_reason
+    assert rig.is_running and "Traceback" in capsys.readouterr().err
+    del rig.gpus.held[(0, started.launched.identity)]
+    rig.gpus.total_bytes = kept
+    started.server.failing.clear()
+    await rig.advance(30)
+    assert rig.shot().gpus.problem is None and rig.server().state.value == "idle"
 
 
 async def test_stop_daemon_says_that_servers_go_on(rig: Rig) -> None:
@@ -120,6 +141,23 @@ async def test_a_state_folder_that_cannot_be_written_is_told_and_stops_nothing(r
     assert outcome.is_done
     assert any("state.json cannot be written" in text for text in rig.events("state"))
     blocked.rmdir()
+
+
+async def test_an_audit_log_that_cannot_be_used_stops_nothing(rig: Rig) -> None:
+    await rig.end()
+    file = rig.state_folder / "audit.jsonl"
+    file.unlink(missing_ok=True)
+    file.mkdir()
+    await rig.begin()
+    assert (await rig.submit(c.StartServer("small"))).is_done
+    assert rig.events("ready")
+
+
+async def test_a_ledger_that_cannot_be_written_is_told_and_stops_nothing(rig: Rig) -> None:
+    (rig.state_folder / "launches.jsonl").mkdir()
+    assert (await rig.submit(c.StartServer("small"))).is_done
+    assert any("ledger" in text for text in rig.events("ledger"))
+    assert (await rig.submit(c.StopServer())).is_done
 
 
 async def test_a_broken_name_among_the_presets_does_not_stop_kvctld(rig: Rig) -> None:

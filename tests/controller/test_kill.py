@@ -211,3 +211,138 @@ async def test_learnt_idle_levels_outlive_kvctld(rig: Rig) -> None:
     await rig.advance(15)
     await rig.again()
     assert rig.now.gpus.idle_bytes == {"GPU-0": 400 << 20, "GPU-1": 400 << 20}
+
+
+async def test_who_came_after_the_operator_agreed_needs_a_yes_of_its_own(rig: Rig) -> None:
+    seen, late = rig.processes.begin("python seen.py"), rig.processes.begin("python late.py")
+    for process in (seen, late):
+        rig.gpus.hold(0, process.facts.identity, 9 * GIB)
+    agreed = ClearGpus(gpu=0, every_holder=True, confirmed=True, named=(seen.facts.identity,))
+    outcome = await rig.submit(agreed)
+    assert outcome.exit_status == 4 and "python late.py" in outcome.message
+    assert rig.processes.sent == []
+
+
+# -- leftovers that hold no GPU ----------------------------------------------------------------
+
+
+async def test_what_a_dead_server_left_off_the_gpus_is_listed_and_cleared(rig: Rig) -> None:
+    started = await rig.serving()
+    mark = started.main.facts.launch_mark
+    session = started.main.facts.identity.pid
+    tracker = rig.processes.begin(
+        "python -c from multiprocessing.resource_tracker import main",
+        session=session,
+        mark=mark,
+    )
+    editor = rig.processes.begin("vim", session=session)
+    rig.processes.end(started.main.facts.identity)
+    await rig.advance(15)
+    (stray,) = [s for s in rig.shot().gpus.strays if s.pid == pid_of(tracker)]
+    assert (stray.kind, stray.server, stray.gpu_index) == (HolderKind.LEFTOVER, "main", None)
+    outcome = await rig.submit(ClearGpus())
+    assert outcome.is_done, outcome
+    assert not tracker.lives and editor.lives
+    assert rig.shot().gpus.strays == ()
+
+
+async def test_an_orphaned_engine_process_without_a_gpu_is_a_leftover(rig: Rig) -> None:
+    left = rig.processes.begin("sglang::detokenizer")
+    await rig.advance(15)
+    assert [s.pid for s in rig.shot().gpus.strays] == [pid_of(left)]
+    assert (await rig.submit(ClearGpus())).is_done and not left.lives
+
+
+async def test_a_leftover_that_stays_is_told_after_clearing(rig: Rig) -> None:
+    left = rig.processes.begin("sglang::detokenizer")
+    left.term_s = None
+    outcome = await rig.submit(ClearGpus(signal="INT", wait_s=1))
+    assert outcome.exit_status == 1 and "sglang::detokenizer" in outcome.message
+
+
+# -- whole launches ----------------------------------------------------------------------------
+
+
+async def test_a_group_kill_ends_the_whole_launch_of_one_process(rig: Rig) -> None:
+    main = rig.processes.begin("python -m sglang.launch_server --port 7")
+    pid = pid_of(main)
+    rank = rig.processes.begin("sglang::scheduler_TP0", parent=pid, session=pid)
+    apart = rig.processes.begin("sglang::detokenizer", parent=pid)
+    other = rig.processes.begin("sglang::scheduler_TP0")
+    rig.gpus.hold(0, rank.facts.identity, 9 * GIB)
+    kill = KillProcesses((rank.facts.identity,), group=True)
+    refused = await rig.submit(kill)
+    assert refused.exit_status == 4 and rig.processes.sent == []
+    outcome = await rig.submit(replace(kill, confirmed=True, escalate=True))
+    assert outcome.is_done, outcome
+    assert not (main.lives or rank.lives or apart.lives) and other.lives
+
+
+async def test_a_group_kill_takes_siblings_of_an_orphan_but_not_a_shells_other_jobs(
+    rig: Rig,
+) -> None:
+    orphan = rig.processes.begin("sglang::scheduler_TP0", session=4_321_000)
+    sibling = rig.processes.begin("sglang::scheduler_TP1", session=4_321_000)
+    job = rig.processes.begin("python train.py", session=4_321_000)
+    outcome = await rig.submit(KillProcesses((orphan.facts.identity,), group=True))
+    assert outcome.is_done, outcome
+    assert not (orphan.lives or sibling.lives) and job.lives
+
+
+async def test_a_group_with_kvctld_in_it_is_refused(rig: Rig) -> None:
+    mine = rig.processes.facts(ME)
+    assert mine is not None
+    shell = rig.processes.begin("python -m sglang.launch_server")
+    rig.processes.table[ME].facts = replace(mine, parent_pid=pid_of(shell))
+    outcome = await rig.submit(KillProcesses((shell.facts.identity,), group=True, confirmed=True))
+    assert outcome.exit_status == 4 and "kvctld itself" in outcome.message
+
+
+# -- who would start it again ------------------------------------------------------------------
+
+
+async def test_a_process_of_a_unit_is_refused_also_where_it_holds_no_gpu(rig: Rig) -> None:
+    kept = rig.processes.begin("python worker.py", cgroup="/system.slice/worker.service")
+    outcome = await rig.submit(KillProcesses((kept.facts.identity,), confirmed=True))
+    assert outcome.exit_status == 4 and "systemctl stop worker.service" in outcome.message
+    assert rig.processes.sent == []
+
+
+async def test_what_comes_back_is_told_with_who_starts_it_and_not_fought_again(rig: Rig) -> None:
+    keeper = rig.processes.begin("python keep.py")
+
+    def start() -> FakeProcess:
+        made = rig.processes.begin("sglang::scheduler_TP0", parent=pid_of(keeper))
+        rig.gpus.hold(0, made.facts.identity, 9 * GIB)
+        made.at_end.append(lambda: children.append(start()))
+        return made
+
+    children: list[FakeProcess] = []
+    children.append(start())
+    kill = KillProcesses((children[0].facts.identity,), confirmed=True)
+    outcome = await rig.submit(kill)
+    assert outcome.exit_status == 1
+    assert f"something starts it again (parent {pid_of(keeper)})" in outcome.message
+    again = KillProcesses((children[1].facts.identity,), confirmed=True)
+    refused = await rig.submit(again)
+    assert refused.exit_status == 4 and f"kvctl kill {pid_of(keeper)}" in refused.message
+    children[1].at_end.clear()
+    both = (keeper.facts.identity, children[1].facts.identity)
+    assert (await rig.submit(KillProcesses(both, confirmed=True))).is_done
+
+
+# -- one proof ---------------------------------------------------------------------------------
+
+
+async def test_every_reading_says_of_each_gpu_whether_it_is_clean_and_since_when(rig: Rig) -> None:
+    left = rig.leftover(gpu=1)
+    await rig.advance(3)
+    clean, held = rig.shot().gpus.proofs
+    assert clean.is_clean and clean.since is not None and "idle level" in clean.basis
+    assert not held.is_clean and held.since is None and str(pid_of(left)) in held.blockers[0]
+    before = rig.clock.monotonic()
+    assert (await rig.submit(ClearGpus())).is_done
+    await rig.advance(3)
+    first, second = rig.shot().gpus.proofs
+    assert first.since == clean.since
+    assert second.is_clean and second.since is not None and second.since >= before

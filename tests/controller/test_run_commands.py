@@ -98,6 +98,14 @@ async def test_every_problem_of_the_inputs_is_told_in_one_line(rig: Rig) -> None
     assert rig.shot().run is None and rig.now.remembered.run is None
 
 
+async def test_a_run_that_is_only_counted_cannot_be_started(rig: Rig) -> None:
+    await rig.serving()
+    file = rig.folder / "attached.toml"
+    file.write_text('[attach]\nfile = "out/raw_responses.jsonl"\n')
+    outcome = await rig.submit(StartRun(str(file)))
+    assert outcome.exit_status == 2 and rig.shot().run is None
+
+
 async def test_an_output_folder_that_cannot_be_made_is_told(rig: Rig) -> None:
     await rig.serving()
     path = rig.run_file()
@@ -115,6 +123,13 @@ async def test_a_run_needs_a_server_that_is_known(rig: Rig) -> None:
     assert (
         named.exit_status == 2 and "server 'b' is not known here; there are: main" in named.message
     )
+
+
+async def test_a_run_that_could_not_be_opened_leaves_no_server_in_the_list(rig: Rig) -> None:
+    path = rig.run_file(run='server = "http://typo:1"')
+    (Path(path).parent / "B1.jsonl").write_text("")
+    assert (await rig.submit(StartRun(path))).exit_status == 2
+    assert rig.shot().servers == () and rig.now.remembered.servers == []
 
 
 async def test_a_run_for_a_server_that_is_not_up_yet_waits_for_it(rig: Rig) -> None:
@@ -223,6 +238,25 @@ async def test_a_second_freeze_changes_nothing(rig: Rig) -> None:
     outcome = await rig.submit(FREEZE)
     assert outcome.is_done and "frozen already" in outcome.observed[0]
     assert (await rig.submit(ResumeRun())).message == "sending again; continued main"
+
+
+async def test_a_drain_after_a_freeze_lets_the_answers_end(rig: Rig) -> None:
+    server = await rig.generating(rig.run_file(rows=40))
+    await rig.submit(FREEZE)
+    outcome = await rig.submit(PauseRun(WaitHow.DRAIN))
+    assert outcome.is_done and "4 in flight end normally" in outcome.message
+    assert server.calls == ["pause retract", "unpause"]
+    await rig.advance(10)
+    assert (rig.run().state, rig.run().in_flight, rig.run().done) == (RunState.PAUSED, 0, 4)
+
+
+async def test_a_resume_that_sends_nothing_yet_says_why(rig: Rig) -> None:
+    await rig.generating(rig.run_file(rows=40))
+    await rig.submit(PauseRun())
+    await rig.submit(StopServer())
+    outcome = await rig.submit(ResumeRun())
+    assert outcome.is_done
+    assert outcome.message == "the pause is over, but nothing is sent yet: main is stopped"
 
 
 async def test_a_version_without_pause_modes_only_stops_sending(rig: Rig) -> None:

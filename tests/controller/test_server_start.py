@@ -182,6 +182,22 @@ async def test_the_key_of_a_preset_reaches_the_engine_and_nothing_else(rig: Rig)
     assert "very-secret" not in repr(rig.shot())
 
 
+async def test_a_key_in_a_file_is_read_when_it_is_needed(rig: Rig) -> None:
+    file = rig.folder / "key"
+    file.write_text("sk-in-a-file\n")
+    rig.write_preset(
+        "keyed", preset_text(PRESETS["small"] + f'[secrets]\napi-key = {{ file = "{file}" }}\n')
+    )
+    outcome = await rig.submit(StartServer("keyed"))
+    assert outcome.is_done, outcome
+    assert rig.world.seen_keys[-1] == "sk-in-a-file"
+    state = (rig.state_folder / "state.json").read_text()
+    assert "in-a-file" not in state and str(file) in state
+    file.unlink()
+    await rig.again()
+    assert rig.world.seen_keys[-1] is None and rig.is_running
+
+
 # -- failures ---------------------------------------------------------------------------------
 
 

@@ -1,5 +1,6 @@
 """Stopping and restarting: each step proven, each way to fail told, the run kept."""
 
+import asyncio
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,7 @@ from tests.fakes.runs import answered
 from kvctl.core.controller.commands import (
     AdoptServer,
     CancelStart,
+    CloseRun,
     RestartServer,
     StartServer,
     StopServer,
@@ -41,6 +43,28 @@ async def test_a_stop_proves_each_step_and_the_gpus_clean(rig: Rig) -> None:
     (record,) = rig.now.ledger.records()
     assert (record.cause, record.exit_code) == ("stopped", -15)
     assert rig.now.remembered.servers == [] and len(rig.now.remembered.ended) == 1
+
+
+async def test_a_second_stop_proves_again_and_rewrites_no_history(rig: Rig) -> None:
+    await rig.serving()
+    rig.gpus.unexplained[0] = 9 * GIB
+    assert (await rig.submit(StopServer())).exit_status == 1
+    cause = rig.now.ledger.records()[0].cause
+    rig.gpus.unexplained.clear()
+    outcome = await rig.submit(StopServer())
+    assert outcome.is_done and "1 of 1 GPUs clean" in outcome.message
+    assert rig.now.ledger.records()[0].cause == cause
+    assert len(rig.now.remembered.ended) == 1
+
+
+async def test_a_stop_of_a_failed_server_ends_what_it_left_behind(rig: Rig) -> None:
+    started = await rig.serving(boot=Boot(leaves_behind=True))
+    rig.processes.end(started.launched.identity, status=-11)
+    await rig.advance(3)
+    assert rig.server().state is ServerState.FAILED
+    outcome = await rig.submit(StopServer())
+    assert outcome.is_done, outcome
+    assert not started.scheduler.lives and "GPUs clean" in outcome.message
 
 
 async def test_a_stop_shows_no_figures_afterwards(rig: Rig) -> None:
@@ -327,6 +351,29 @@ async def test_a_start_cancelled_within_a_restart_holds_the_run(rig: Rig) -> Non
     await rig.advance(3)
     assert rig.run().state is RunState.HOLDING and "main is stopped" in rig.run().reason
     assert not rig.launcher.started[1].main.lives
+
+
+async def test_a_cancel_while_a_preset_is_only_checked_says_that_nothing_is_touched(
+    rig: Rig,
+) -> None:
+    await rig.serving()
+    task = rig.begin_command(RestartServer("large"))
+    await asyncio.sleep(0)
+    outcome = await rig.now.submit(CancelStart())
+    assert outcome.exit_status == 4 and "only being checked" in outcome.message
+    await rig.clock.until(task.done)
+    assert task.result().is_done
+
+
+async def test_a_preset_at_another_address_would_lose_the_run_and_is_refused(rig: Rig) -> None:
+    rig.write_preset("moved", preset_text(PRESETS["small"], port=19))
+    server = await rig.generating(rig.run_file(rows=40))
+    outcome = await rig.submit(RestartServer("moved"))
+    assert outcome.exit_status == 4
+    assert "the run sends to http://127.0.0.1:9" in outcome.message
+    assert server.is_up and rig.run().state is RunState.RUNNING
+    await rig.submit(CloseRun())
+    assert (await rig.submit(RestartServer("moved"))).is_done
 
 
 # -- several servers --------------------------------------------------------------------------

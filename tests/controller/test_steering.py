@@ -46,6 +46,14 @@ async def test_auto_grows_while_the_pool_has_room_and_no_queue(rig: Rig) -> None
     assert view.target > 16 and view.in_flight == view.target
 
 
+async def test_a_move_of_auto_is_told_once_it_stands_not_at_every_step(rig: Rig) -> None:
+    server = await auto(rig, rows=2000, tokens=100)
+    server.capacity, server.usage = 60, 0.9
+    await rig.advance(70)
+    (told,) = rig.events("AUTO")
+    assert told.startswith("slots 16 → ")
+
+
 async def test_auto_keeps_a_short_queue_above_what_the_server_runs(rig: Rig) -> None:
     server = await auto(rig)
     server.capacity, server.usage = 20, 0.9

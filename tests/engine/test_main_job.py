@@ -3,21 +3,19 @@
 import json
 import re
 import shutil
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
-import psutil
 import pytest
 from tests.e2e.terminal import Terminal
-from tests.engine.operating import Document, Place, in_session, kill_and_wait, place_in
+from tests.engine.operating import Document, Place, in_session, place_in
 from tests.engine.server import wait_for
 
 pytestmark = pytest.mark.engine
 
-ROWS = 60
-TOKENS = 200
+ROWS = 40
+TOKENS = 220
 NAME = "job"
 START_WITHIN_S = 120.0
 READING_VERBS = (
@@ -52,8 +50,10 @@ def test_the_main_job_by_verbs_alone(place: Place) -> None:
     assert place.kvctl("run", "start", "nowhere.toml").status == 2
     place.do("run", "start", f"{NAME}.toml")
     in_flight_follows_the_throttle(place)
-    pause_drains_and_holds_until_resume(place)
+    pause_drains_and_holds(place)
     documents_parse(place)
+    place.do("run", "resume")
+    place.until(lambda run: run["in_flight"] > 0, "requests again")
     a_restart_keeps_what_was_generated(place)
     the_run_outlives_its_kvctld(place)
     the_kvctld_outlives_its_runtime_folder(place)
@@ -75,16 +75,14 @@ def in_flight_follows_the_throttle(place: Place) -> None:
     assert place.run()["mode"] == "auto"
 
 
-def pause_drains_and_holds_until_resume(place: Place) -> None:
+def pause_drains_and_holds(place: Place) -> None:
     place.do("run", "pause")
-    before = place.until(lambda run: run["in_flight"] == 0, "nothing in flight")
-    assert before["state"] == "paused" and is_under_way(before)
-    lines = place.do("watch", "--json", "--count", "3", "--interval", "0.5").splitlines()
-    seen = [json.loads(line) for line in lines]
-    assert len(seen) == 3
-    assert {(s["run"]["in_flight"], s["run"]["done"]) for s in seen} == {(0, before["done"])}
-    place.do("run", "resume")
-    place.until(lambda run: run["in_flight"] > 0, "requests again")
+    run = place.until(lambda run: run["in_flight"] == 0, "nothing in flight")
+    assert run["state"] == "paused" and is_under_way(run)
+    lines = place.do("watch", "--json", "--count", "4", "--interval", "0.5").splitlines()
+    seen = [json.loads(line)["run"] for line in lines]
+    assert len(seen) == 4 and {run["in_flight"] for run in seen} == {0}
+    assert len({run["done"] for run in seen[1:]}) == 1  # the last answers are being written
 
 
 def documents_parse(place: Place) -> None:
@@ -112,9 +110,9 @@ def the_run_outlives_its_kvctld(place: Place) -> None:
     pid = place.kill_kvctld()
     place.do("run", "throttle", "6")
     assert place.kvctld()["pid"] != pid
-    run = place.run()
-    assert (run["name"], run["mode"], run["target"]) == (NAME, "manual", 6)
-    assert is_under_way(run) and place.server()["pid"] == server
+    run = place.until(lambda run: run["target"] == 6, "the number that was set")
+    assert (run["name"], run["mode"]) == (NAME, "manual") and is_under_way(run)
+    assert place.server()["pid"] == server
     place.do("run", "throttle", "auto")
 
 
@@ -152,7 +150,7 @@ def the_server_stops_and_leaves_nothing(place: Place) -> None:
     place.do("server", "stop", "--yes")
     assert in_session(pid) == []
     place.do("daemon", "stop")
-    assert not psutil.pid_exists(kvctld)
+    wait_for(lambda: not in_session(kvctld), "the end of kvctld", 10)
     assert place.kvctl("run", "verify", f"{NAME}.toml").status == 0
     assert place.kvctl("daemon", "status").status == 3
 
@@ -180,7 +178,7 @@ def test_the_main_job_by_keys_in_the_panel(place: Place) -> None:
     assert place.kvctld()["pid"] == kvctld
     with place.panel() as panel:
         panel.wait_for(f"{NAME} · FINISHED", 120)
-        panel.wait_for(f"{2 * ROWS} of {2 * ROWS}|100 of 100")
+        panel.wait_for(f"{2 * ROWS} of {2 * ROWS}")
         stop_the_server(panel, place)
     place.check_output(NAME, TOKENS)
     assert any(len(launches(answer)) > 1 for answer in place.answers(NAME))
@@ -191,7 +189,7 @@ def start_a_server(panel: Terminal) -> None:
     panel.wait_for("S start")
     panel.send("S")
     choose(panel, "cpu-tiny")
-    panel.send("y")
+    say_yes(panel)
     panel.wait_for(">  1 process")
     panel.wait_for("✓  5 first token", START_WITHIN_S)
     panel.wait_for("done: cpu-tiny at")
@@ -210,6 +208,17 @@ def choose(panel: Terminal, preset: str) -> None:
         panel.wait_until(lambda before=before: panel.text != before, "the next preset")
     panel.wait_for(rf"── (.* → )?{preset} ── nothing has been touched yet")
     panel.wait_for(r"✓ flags: \d+ flags known to 0\.5\.23")
+
+
+def say_yes(panel: Terminal) -> None:
+    """Press y, and again where the dialog says that it sleeps for its first half second."""
+    asleep, untouched = "one moment: y works", "nothing has been touched yet"
+    for _ in range(10):
+        panel.send("y")
+        panel.wait_for(f"{asleep}|^((?!{untouched})[\\s\\S])*$")
+        if asleep not in panel.text:
+            return
+    raise AssertionError(panel.text)
 
 
 def leave_dialog(panel: Terminal, shown: str) -> None:
@@ -238,12 +247,6 @@ def in_flight(panel: Terminal) -> int | None:
     return int(found[1]) if found else None
 
 
-def slots(panel: Terminal) -> int:
-    found = re.search(r"slots (?:AUTO|MANUAL) +(\d+)", panel.lines[0])
-    assert found, panel.lines[0]
-    return int(found[1])
-
-
 def slots_follow_the_keys(panel: Terminal) -> None:
     panel.send("=")
     panel.wait_for("Slots are")
@@ -260,12 +263,18 @@ def slots_follow_the_keys(panel: Terminal) -> None:
 def p_stops_sending_and_sends_again(panel: Terminal) -> None:
     panel.send("p")
     panel.wait_for(r"PAUSED.*in flight +0 ")
+    wait_second(panel)  # the last answers are being written
     done = done_of(panel)
-    clock = panel.lines[0][-8:]
-    panel.wait_until(lambda: panel.lines[0][-8:] > clock, "the next second")
+    wait_second(panel)
     assert in_flight(panel) == 0 and done_of(panel) == done
     panel.send("p")
     wait_running(panel)
+
+
+def wait_second(panel: Terminal) -> None:
+    """Wait until the header's clock has moved on."""
+    shown = panel.lines[0][-8:]
+    panel.wait_until(lambda: panel.lines[0][-8:] > shown, "the next second")
 
 
 def done_of(panel: Terminal) -> int:
@@ -278,7 +287,7 @@ def restart_with_another_preset(panel: Terminal) -> None:
     panel.send("R")
     choose(panel, "cpu-tiny-2x")
     assert re.search(r"\(•\) harvest", panel.text)
-    panel.send("y")
+    say_yes(panel)
     panel.wait_for(r"✓  2 harvest .*[1-9]\d* partials, [1-9][\d,]* tokens on disk")
     panel.wait_for(r"✓  3 stop", START_WITHIN_S)
     panel.wait_for(r">  \d process|✓  \d process", START_WITHIN_S)
@@ -291,8 +300,7 @@ def stop_the_server(panel: Terminal, place: Place) -> None:
     pid = place.server()["pid"]
     panel.send("S")
     panel.wait_for("Stop ── main")
-    panel.wait_for("y yes")
-    panel.send("y")
+    say_yes(panel)
     wait_for(lambda: not in_session(pid), "the end of the server", 60)
     panel.wait_for("STOPPED|no server")
     panel.send("q")

@@ -38,7 +38,7 @@ class FakeServer:
     retracted_total: int | None = None
     """None: it runs without --enable-metrics."""
     is_up: bool = False
-    failing: dict[str, ProbeFailed] = field(default_factory=dict)
+    failing: dict[str, Exception] = field(default_factory=dict)
     """Name of a call to the engine -> how it fails."""
     calls: list[str] = field(default_factory=list)
     """What changed the engine, in order: "pause retract", "unpause", "abort RID"."""

@@ -106,6 +106,12 @@ class Grove:
         main = server.main.pid
         wait_until(lambda: main not in [_parent(child.pid) for child in server.children])
 
+    def end(self, process: ProcessIdentity) -> None:
+        """KILL one planted process and collect it, so that its pid becomes free."""
+        popen = next(one for one in self._popens if one.pid == process.pid)
+        popen.kill()
+        popen.wait(10)
+
     def clear(self) -> None:
         """KILL what is left, by pidfd, and wait for it."""
         for fd in self._fds.values():

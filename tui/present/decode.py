@@ -128,6 +128,15 @@ def _more_rows(snapshot: Snapshot, decode: Decode) -> list[Row]:
     old = METRICS_STALE_S
     return [
         Row("prefill", decode.prefill_tokens_per_s, "tok/s", stale_after=old),
+        Row("prefill time", decode.prefill_share, "%", scale=100.0),
+        Row(
+            "completed",
+            decode.completed_per_s,
+            "/s",
+            decimals=2,
+            note=_effective(decode).note,
+            stale_after=EFFECTIVE_STALE_S,
+        ),
         Row("cache hit", decode.cache_hit_ratio, "%", scale=100.0, stale_after=old),
         Row("accepted", decode.accept_length, "tok", decimals=2, stale_after=old),
         Row("max running", decode.max_running, ""),

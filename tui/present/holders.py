@@ -48,7 +48,7 @@ class _Places:
 
 
 _NARROW = _Places(13, 8, 25, None, 30, 35, 44, None, 46, None, 60)
-_BROAD = _Places(13, 16, 33, 36, 57, 63, 73, 81, 83, 101, 111)
+_BROAD = _Places(13, 12, 29, 32, 49, 55, 65, 73, 75, 92, 102)
 
 
 def rows(gpus: GpuView) -> list[Row]:

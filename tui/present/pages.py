@@ -51,7 +51,7 @@ def why_lines(snapshot: Snapshot, view: View, columns: int) -> list[Line]:
         drawn += _why_line(why.label, why.value, why.source, columns)
     if not current.why:
         drawn.append(plain(columns, " No arithmetic: the sentence is what was observed.", Ink.DIM))
-    return drawn + _missing(snapshot, columns)
+    return drawn + _sources(snapshot, columns) + _missing(snapshot, columns)
 
 
 def _why_line(label: str, value: str, source: str, columns: int) -> list[Line]:
@@ -65,6 +65,25 @@ def _why_line(label: str, value: str, source: str, columns: int) -> list[Line]:
         if number == 0:
             pen.right(columns - 1, source, Ink.DIM, 20)
         drawn.append(pen.line())
+    return drawn
+
+
+def _sources(snapshot: Snapshot, columns: int) -> list[Line]:
+    """Return what each source says of a figure that several tell, disagreements first."""
+    compared = snapshot.server.decode.sources if snapshot.server else ()
+    if not compared:
+        return []
+    drawn = [blank(columns), plain(columns, " Sources", Ink.DIM)]
+    for found in sorted(compared, key=lambda c: c.problem is None):
+        label = found.figure.removesuffix("_tokens_per_s").replace("_", " ")
+        if found.problem is not None:
+            drawn += _why_line(f"{label}: disagree", found.problem, "", columns)
+        for number, told in enumerate(found.told):
+            over = "" if told.over == "now" else f", {told.over}"
+            source = f"{told.source}{over}" if told.over not in told.source else told.source
+            value = f"{told.value:.2f}" if found.figure == "token_usage" else thousands(told.value)
+            shown = "shown" if number == 0 else ""
+            drawn += _why_line(label if number == 0 else "", f"{value}  {source}", shown, columns)
     return drawn
 
 

@@ -1,6 +1,6 @@
 """Pane 4, the server: the settings that decide, and what the log last said."""
 
-from kvctl.core.domain.server import LaunchFlag, Server
+from kvctl.core.domain.server import EffectiveFlag, LaunchFlag, Server
 from kvctl.core.domain.snapshot import Snapshot
 from kvctl.core.domain.units import clock_time, duration, thousands
 from kvctl.tui.present.line import Ink, Line, Pen, plain
@@ -142,10 +142,41 @@ def zoomed(snapshot: Snapshot, view: View, columns: int, height: int) -> list[Li
         plain(columns, f" {server.url}  {server.model or ''}  log {server.log_path or '–'}")
     )
     room = max(1, height - len(facts) - 1)
-    first = max(0, min(view.cursor, len(server.flags) - room))
-    names = max((width(flag.name) for flag in server.flags), default=8)
-    rows = [_flag_line(flag, names, columns) for flag in server.flags[first : first + room]]
-    return [*facts, plain(columns, " settings, from " + str(first + 1), Ink.DIM), *rows]
+    rows = setting_lines(server, columns)
+    first = max(0, min(view.cursor, len(rows) - room))
+    head = (
+        f" settings, from {first + 1} of {len(rows)}; * differs from what was given or its default"
+    )
+    return [*facts, plain(columns, head, Ink.DIM), *rows[first : first + room]]
+
+
+def setting_lines(server: Server, columns: int) -> list[Line]:
+    """Return every setting, one a line: those that move the KV ceiling, others, then variables."""
+    known = {flag.name for flag in server.effective}
+    rest = [flag for flag in server.flags if flag.name not in known or flag.origin == "env"]
+    named = [flag.name for flag in server.effective] + [flag.name for flag in rest]
+    names = min(max(map(width, named), default=8), columns // 3)
+    effective = [_effective_line(flag, names, columns) for flag in server.effective]
+    return effective + [_flag_line(flag, names, columns) for flag in rest]
+
+
+def _effective_line(flag: EffectiveFlag, names: int, columns: int) -> Line:
+    """Return a flag as it holds, then what it was given as, its default and its start value."""
+    pen = Pen(columns)
+    pen.put(0, "*" if flag.differs else " ", Ink.WARN)
+    pen.put(1, literal(flag.name), Ink.PLAIN, names)
+    value = names + 3
+    end = pen.put(value, literal(flag.value), Ink.BOLD, columns - value - 22)
+    facts = [
+        f"start {flag.at_start}" if flag.at_start is not None else "",
+        f"given {flag.given}" if flag.given is not None and "given" in flag.differs else "",
+        flag.given_by or "",
+        f"default {flag.default}" if "default" in flag.differs else "",
+        "" if flag.given_by or "default" in flag.differs else "resolved",
+    ]
+    told = literal(" · ".join(fact for fact in facts if fact))
+    pen.put(max(end + 2, min(columns - width(told) - 1, value + 16)), told, Ink.DIM)
+    return pen.line()
 
 
 def _flag_line(flag: LaunchFlag, names: int, columns: int) -> Line:

@@ -4,7 +4,7 @@ from kvctl.core.domain.figures import Figure
 from kvctl.core.domain.server import Decode
 from kvctl.core.domain.snapshot import Snapshot
 from kvctl.core.domain.units import kilo_tokens, thousands
-from kvctl.tui.present import events, gpus, run, stages, verdict
+from kvctl.tui.present import events, gpus_compact, run, stages, verdict
 from kvctl.tui.present.figures import LOADS_STALE_S, MISSING, Reading, Slot, age_text, put_figure
 from kvctl.tui.present.header import two_lines
 from kvctl.tui.present.line import Ink, Line, Pen, fitted, plain

@@ -1,6 +1,6 @@
 """Smaller dialogs: kill, a choice of ways, a typed value."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from kvctl.core.controller.commands import KillProcesses, Outcome
@@ -21,17 +21,17 @@ _TURNS = {"tab": 1, "right": 1, "shift+tab": -1, "left": -1}
 class KillDialog(DialogScreen):
     """Cancel is focused; nothing is sent to a process that is not identified."""
 
-    def __init__(self, pid: int | None = None) -> None:
-        """Put the cursor on a process, where one was selected."""
+    def __init__(self, pid: int | None = None, marked: Iterable[kill.Key] = ()) -> None:
+        """Put the cursor on a process, where one was selected; some can be marked already."""
         super().__init__()
-        self.state = KillState()
+        self.state = KillState(marked=set(marked))
         self._wanted = pid
 
     def on_mount(self) -> None:
         """Find the wanted process and let y sleep for a moment."""
-        pids = [holder.pid for holder in kill.candidates(self.panel.snapshot)]
-        if self._wanted in pids:
-            self.state.cursor = pids.index(self._wanted)
+        found = kill.candidates(self.panel.snapshot)
+        wanted = [holder for holder in found if holder.pid == self._wanted] or found[:1]
+        self.state.at = kill.key_of(wanted[0]) if wanted else None
         self.after_grace(self._wake)
         self.repaint()
 
@@ -55,16 +55,18 @@ class KillDialog(DialogScreen):
         elif key in _TURNS:
             state.focus = (state.focus + _TURNS[key]) % len(kill.BUTTONS)
         elif key in _MOVES:
-            count = len(kill.candidates(self.panel.snapshot))
-            state.cursor = (state.cursor + _MOVES[key]) % max(1, count)
+            state.at = kill.moved(self.panel.snapshot, state, _MOVES[key])
+        elif key == "m":
+            scopes = list(kill.Scope)
+            state.scope = scopes[(scopes.index(state.scope) + 1) % len(scopes)]
         elif key == "space":
             self._mark()
         self.repaint()
 
     def _mark(self) -> None:
-        found = kill.candidates(self.panel.snapshot)
-        if found:
-            self.state.marked ^= {found[self.state.cursor % len(found)].pid}
+        holder = kill.current(self.panel.snapshot, self.state)
+        if holder is not None:
+            self.state.marked ^= {kill.key_of(holder)}
 
     def _send(self, signal: str) -> None:
         chosen = kill.targets(self.panel.snapshot, self.state)
@@ -76,11 +78,19 @@ class KillDialog(DialogScreen):
             ProcessIdentity(h.pid, h.start_ticks) for h in chosen if h.start_ticks is not None
         )
         self.state.is_sent = True
-        command = KillProcesses(targets, signal, TERM_WAIT_S, signal == "TERM", confirmed=True)
+        command = KillProcesses(
+            targets,
+            signal,
+            TERM_WAIT_S,
+            signal == "TERM",
+            confirmed=True,
+            group=self.state.scope is kill.Scope.LAUNCH,
+        )
         self.panel.submit(command, "kill", self._ended)
 
     def _ended(self, outcome: Outcome) -> None:
         self.state.result = (outcome.message, *outcome.observed)
+        self.panel.look(marked=frozenset())
         if self.is_attached:
             self.repaint()
         else:

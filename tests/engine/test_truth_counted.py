@@ -1,0 +1,366 @@
+"""kvctl's figures beside counts made without it, on a real server at its KV ceiling.
+
+`pytest -m soak tests/engine/test_truth_counted.py -s` prints the tables that stand in
+tests/benchmarks/results/telemetry-truth.md.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import re
+import signal
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import pytest
+from tests.engine.server import EngineServer
+from tests.engine.test_runs import write_run
+
+from kvctl.core.controller.commands import AdoptServer, StartRun
+from kvctl.core.daemon.client import DaemonClient
+from kvctl.core.daemon.paths import DaemonPaths
+from kvctl.core.daemon.spawn import DaemonLaunch, ensure_running
+from kvctl.core.documents import server_document
+from kvctl.core.domain.server import ServerState
+from kvctl.core.domain.snapshot import Snapshot
+
+pytestmark = pytest.mark.soak
+
+CLIENTS = 14
+WATCHED_S = 60.0
+LIVE = ("running", "queued", "token_usage", "used_tokens", "generation_tokens_per_s")
+
+
+@dataclass
+class Kvctld:
+    """A real kvctld that watches one server, and every picture it published."""
+
+    client: DaemonClient
+    shots: list[tuple[float, Snapshot]] = field(default_factory=list)
+    """(our monotonic seconds, snapshot)."""
+
+    def newest(self) -> Snapshot:
+        return self.shots[-1][1]
+
+    def follow(self) -> None:
+        with contextlib.suppress(Exception):  # it ends with kvctld
+            for shot in self.client.stream():
+                self.shots.append((time.monotonic(), shot))
+
+    async def until(self, holds: Callable[[Snapshot], bool], what: str, within_s: float) -> float:
+        """Wait for a picture that holds; return the moment when it came."""
+        seen, deadline = len(self.shots), time.monotonic() + within_s
+        while time.monotonic() < deadline:
+            for at, shot in self.shots[seen:]:
+                seen += 1
+                if holds(shot):
+                    return at
+            await asyncio.sleep(0.05)
+        raise AssertionError(f"not seen within {within_s:.0f} s: {what}")
+
+
+@contextlib.contextmanager
+def kvctld_on(folder: Path, server: EngineServer) -> Iterator[Kvctld]:
+    paths = DaemonPaths(folder, folder, folder / "config")
+    info = ensure_running(DaemonLaunch(paths, folder))
+    client = DaemonClient(paths.socket)
+    try:
+        outcome = client.submit(AdoptServer(str(server.pid), server="engine"))
+        assert outcome.is_done, outcome
+        watched = Kvctld(client)
+        threading.Thread(target=watched.follow, daemon=True).start()
+        yield watched
+    finally:
+        os.kill(info.pid, signal.SIGTERM)
+
+
+@dataclass
+class Counted:
+    """Tokens as they arrived at streaming clients."""
+
+    total: int = 0
+    marks: list[tuple[float, int]] = field(default_factory=list)
+
+    def add(self, tokens: int) -> None:
+        self.total += tokens
+        self.marks.append((time.monotonic(), self.total))
+
+    def between(self, begin: float, end: float) -> float:
+        return self._at(end) - self._at(begin)
+
+    def _at(self, moment: float) -> float:
+        before = [total for at, total in self.marks if at <= moment]
+        return before[-1] if before else 0.0
+
+
+@contextlib.asynccontextmanager
+async def load(url: str, clients: int = CLIENTS) -> AsyncIterator[Counted]:
+    counted = Counted()
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(base_url=url, timeout=300, limits=limits) as http:
+        tasks = [asyncio.create_task(_client(http, n, counted)) for n in range(clients)]
+        try:
+            yield counted
+        finally:
+            with contextlib.suppress(httpx.HTTPError):
+                await http.post("/abort_request", json={"rid": "", "abort_all": True}, timeout=5)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _client(http: httpx.AsyncClient, number: int, counted: Counted) -> None:
+    draw = random.Random(number)
+    for turn in range(10_000):
+        body = {
+            "rid": f"truth-{number:02}-{turn}.",
+            "input_ids": [draw.randrange(1, 250) for _ in range(60)],
+            "sampling_params": {"max_new_tokens": draw.randrange(300, 600), "temperature": 0},
+            "stream": True,
+        }
+        seen = 0
+        async with http.stream("POST", "/generate", json=body) as reply:
+            async for line in reply.aiter_lines():
+                if line.startswith("data: {"):
+                    count = int(line.rpartition('"completion_tokens":')[2].split(",")[0])
+                    counted.add(count - seen)
+                    seen = count
+
+
+def retracted_in(log: str) -> int:
+    lines = [x for x in log.splitlines() if "Retract requests." in x]
+    return sum(int(re.findall(r"#retracted_reqs: (\d+)", line)[0]) for line in lines)
+
+
+async def raw_loads(http: httpx.AsyncClient) -> tuple[float, int, int, float]:
+    entry = (await http.get("/v1/loads")).json()["loads"][0]
+    return (
+        entry["timestamp"],
+        entry["num_running_reqs"],
+        entry["num_waiting_reqs"],
+        entry["token_usage"],
+    )
+
+
+async def sampled_raw(url: str, seconds: float) -> list[tuple[float, tuple[int, int, float]]]:
+    """Read /v1/loads ten times a second: (the scheduler's own time, counts)."""
+    found = []
+    async with httpx.AsyncClient(base_url=url, timeout=10) as http:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            stamp, *counts = await raw_loads(http)
+            found.append((stamp, (counts[0], counts[1], counts[2])))
+            await asyncio.sleep(0.1)
+    return found  # type: ignore[return-value]
+
+
+def generation_table(kvctld: Kvctld, counted: Counted, since: float) -> list[tuple[float, float]]:
+    """Return (shown, counted) of every distinct counter window, over exactly that window."""
+    shown: dict[float, float] = {}
+    for ours, shot in kvctld.shots:
+        figure = shot.servers[0].decode.generation_tokens_per_s
+        if figure.value is not None and figure.at is not None and figure.source.endswith(" s"):
+            shown.setdefault(round(ours - (shot.at - figure.at), 1), float(figure.value))
+    moments = sorted(shown)
+    pairs = []
+    for end in moments:
+        # The window begins at the newest reading that is ten seconds older (less half a second).
+        begin = max((at for at in moments if end - at >= 9.5), default=None)
+        if begin is not None and begin >= since:
+            pairs.append((shown[end], counted.between(begin, end) / (end - begin)))
+    return pairs
+
+
+def equal_seconds(
+    kvctld: Kvctld, raw: list[tuple[float, tuple[int, int, float]]], since: float
+) -> tuple[int, int]:
+    """Return how many pictures equal what /v1/loads said at the very moment, and all of them.
+
+    A picture's counts were read between two of our readings: they must be one of those near it.
+    """
+    hits = total = 0
+    for ours, shot in kvctld.shots:
+        decode = shot.servers[0].decode
+        if ours < since or decode.running.at is None:
+            continue
+        wall = shot.wall - (shot.at - decode.running.at)
+        near = [counts for stamp, counts in raw if abs(stamp - wall) <= 0.5]
+        if not near:
+            continue
+        total += 1
+        shown = (decode.running.value, decode.queued.value, decode.token_usage.value)
+        bounds = [(min(c), max(c)) for c in zip(*near, strict=True)]
+        inside = (
+            v is not None and low <= v <= high for v, (low, high) in zip(shown, bounds, strict=True)
+        )
+        hits += all(inside)
+    return hits, total
+
+
+@pytest.mark.parametrize("metrics", [True, False], ids=["metrics", "no-metrics"])
+async def test_figures_at_the_ceiling_equal_counts_made_without_kvctl(
+    engine_server: Callable[..., EngineServer], tmp_path: Path, metrics: bool
+) -> None:
+    server = engine_server(enable_metrics=metrics)
+    with kvctld_on(tmp_path / "state", server) as kvctld:
+        async with load(server.url) as counted:
+            await asyncio.sleep(15)
+            since, offset = time.monotonic(), server.log_size()
+            before = kvctld.newest().servers[0].decode
+            raw = await sampled_raw(server.url, WATCHED_S)
+            decode = kvctld.newest().servers[0].decode
+            rate = counted.between(since, time.monotonic()) / (time.monotonic() - since)
+            pairs = generation_table(kvctld, counted, since)
+            log_rates = [
+                float(s.servers[0].decode.generation_tokens_per_s.value or 0)
+                for at, s in kvctld.shots
+                if at >= since + 10
+            ]
+        hits, total = equal_seconds(kvctld, raw, since + 1)
+        await asyncio.sleep(6)
+        after = kvctld.newest().servers[0].decode
+        logged = retracted_in(server.log_text(offset))
+        shown = (after.retracted_total.value or 0) - (before.retracted_total.value or 0)
+        mean = sum(log_rates) / len(log_rates)
+        word = "on" if metrics else "off"
+        print(f"\nmetrics {word}: counted {rate:.0f} tok/s over {WATCHED_S:.0f} s")
+        print(f"  mean shown generation {mean:.0f} ({mean / rate - 1:+.1%}), "
+              f"source {decode.generation_tokens_per_s.source}")  # fmt: skip
+        if pairs:
+            worst = max(abs(s / c - 1) for s, c in pairs)
+            whole = sum(s for s, _ in pairs) / sum(c for _, c in pairs) - 1
+            print(f"  {len(pairs)} windows of 10 s: all {whole:+.2%}, worst one {worst:.2%}")
+        print(f"  counts and usage equal to /v1/loads of the same moment: {hits} of {total}")
+        print(f"  retractions: log {logged}, shown {shown} ({after.retracted_total.source})")
+        document = server_document(kvctld.newest().servers[0], kvctld.newest().at)
+        for name, truth in document["figures"].items():
+            if document[name] is None:
+                print(f"  unknown: {name}: {truth['reason']}")
+        for comparison in decode.sources:
+            told = ", ".join(f"{t.source} {t.value:.6g}" for t in comparison.told)
+            print(f"  {comparison.figure}: {told}  {comparison.problem or 'agree'}")
+        assert mean == pytest.approx(rate, rel=0.03)
+        assert hits >= 0.97 * total > 0
+        assert logged > 0 and shown == logged
+
+
+async def test_effective_tokens_equal_the_journals(
+    engine_server: Callable[..., EngineServer], tmp_path: Path
+) -> None:
+    server = engine_server()
+    path = write_run(tmp_path, "counted", tokens=300, concurrency=16)
+    with kvctld_on(tmp_path / "state", server) as kvctld:
+        outcome = await asyncio.to_thread(kvctld.client.submit, StartRun(str(path)))
+        assert outcome.is_done, outcome
+        await kvctld.until(lambda s: s.run is not None and s.run.done >= 45, "45 answers", 240)
+        shots = list(kvctld.shots)
+        rows = _answers(path.parent / "counted" / "raw_responses.jsonl")
+        table = [line for _, shot in shots if (line := _effective(shot, rows)) is not None]
+        worst = max(abs(shown - counted) / counted for shown, counted in table)
+        print(f"\neffective: {len(table)} pictures, worst difference to the journal {worst:.2%}")
+        print(f"  last: shown {table[-1][0]:.1f} tok/s, journal {table[-1][1]:.1f}")
+        assert worst < 0.03 and len(table) > 20
+
+
+def _answers(path: Path) -> list[tuple[float, int]]:
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    return [(row["t_done"], row["completion_tokens"]) for row in rows]
+
+
+def _effective(shot: Snapshot, rows: list[tuple[float, int]]) -> tuple[float, float] | None:
+    run, server = shot.run, shot.servers[0]
+    figure = server.decode.effective_tokens_per_s
+    if run is None or figure.value is None or not run.effective_window_s:
+        return None
+    # Done rows in the order of the journal: as many as the picture counts.
+    tokens = sum(count for _, count in rows[: run.done])
+    if run.effective_window_s < 20 or run.completed_in_window != run.done:
+        return None
+    return float(figure.value), tokens / run.effective_window_s
+
+
+def is_live(shot: Snapshot) -> bool:
+    return shot.servers[0].state in (ServerState.DECODING, ServerState.BUSY_PREFILL)
+
+
+@pytest.mark.parametrize("fault", ["SIGSTOP the scheduler", "pause in place", "retract", "kill"])
+async def test_no_old_figure_is_live_five_seconds_after_a_fault(
+    engine_server: Callable[..., EngineServer], tmp_path: Path, fault: str
+) -> None:
+    server = engine_server(watchdog_timeout=3600)
+    with kvctld_on(tmp_path / "state", server) as kvctld:
+        async with load(server.url, 8):
+            await kvctld.until(is_live, "decoding", 30)
+            await asyncio.sleep(12)
+            scheduler = next(p for p in server.members() if "scheduler" in " ".join(p.cmdline()))
+            begin = time.monotonic()
+            await _break(fault, server, scheduler.pid)
+            stalled = await _watch(kvctld, fault, begin)
+            lies = [text for at, shot in kvctld.shots if (text := _lie(at, shot, begin, fault))]
+            first = next((at for at, shot in kvctld.shots if at > begin and _is_told(shot)), None)
+            print(f"\n{fault}: first said after {(first or 0) - begin:.1f} s, state "
+                  f"{kvctld.newest().servers[0].state.value} after {stalled:.1f} s: "
+                  f"{kvctld.newest().servers[0].state_reason}")  # fmt: skip
+            if fault.startswith("SIGSTOP"):
+                os.kill(scheduler.pid, signal.SIGCONT)
+            elif fault != "kill":
+                await asyncio.to_thread(httpx.post, f"{server.url}/continue_generation", json={})
+            assert not lies, lies[:5]
+            assert first is not None and first - begin <= 5.0
+
+
+async def _break(fault: str, server: EngineServer, scheduler: int) -> None:
+    if fault == "kill":
+        server.process.kill()
+        server.process.wait()
+    elif fault.startswith("SIGSTOP"):
+        os.kill(scheduler, signal.SIGSTOP)
+    else:
+        mode = "in_place" if "place" in fault else "retract"
+        async with httpx.AsyncClient(timeout=10) as http:
+            await http.post(f"{server.url}/pause_generation", json={"mode": mode})
+
+
+async def _watch(kvctld: Kvctld, fault: str, begin: float) -> float:
+    """Wait for the last word on a fault; return after how long it came."""
+    wanted: tuple[ServerState, ...] = (ServerState.STALLED,)
+    if fault == "kill":
+        wanted = (ServerState.FAILED, ServerState.STOPPED, ServerState.UNREACHABLE)
+    at = await kvctld.until(
+        lambda s: not s.servers or s.servers[0].state in wanted, f"{wanted}", 45
+    )
+    if fault != "kill":
+        assert 28.0 <= at - begin <= 36.0, at - begin
+    return at - begin
+
+
+def _is_told(shot: Snapshot) -> bool:
+    """Whether a picture says that its figures are not of now."""
+    if not shot.servers:
+        return True
+    return shot.servers[0].decode.is_frozen or not shot.servers[0].state.is_ready
+
+
+def _lie(at: float, shot: Snapshot, begin: float, fault: str) -> str | None:
+    """Return what a picture of five seconds after the fault still tells as of now."""
+    since = at - begin
+    if since < 5.0 or not shot.servers:
+        return None
+    server = shot.servers[0]
+    for name in LIVE:
+        figure = getattr(server.decode, name)
+        age = figure.age_s(shot.at)
+        if figure.value is None:
+            continue
+        if age is not None and age < since - 4.0:
+            # A retract pause empties the gauges: those zeros are true.
+            if fault == "retract" and figure.value == 0 and name != "queued":
+                continue
+            return f"{since:.1f} s: {name} {figure.value} of {age:.1f} s ago ({figure.source})"
+    return None
