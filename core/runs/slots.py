@@ -154,6 +154,7 @@ class ServerSlots:
             return True
         wait = _FIRST_PROBE_S if alive else self._delay_s
         if not alive:
+            self.down = f"{self.url} does not answer; asked again every few seconds"
             self._delay_s = min(self._delay_s * 2, _LAST_PROBE_S)
         self.probe_at = now + wait
         return False

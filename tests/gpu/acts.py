@@ -1,4 +1,4 @@
-"""Stage `acts`: what an operator does to a run that goes on, each act held against its claim."""
+"""Stages `acts` and `finish`: what an operator does to a run that goes on, and the count of it."""
 
 import json
 import os
@@ -20,7 +20,7 @@ FREE_WITHIN_S = 12.0
 
 
 def acts(job: Job) -> None:
-    """Start a run, do everything to it, count at the end."""
+    """Start a run and do everything to it."""
     kvctl, plan = job.kvctl, job.plan
     with job.act("run start"):
         kvctl.call("run", "close", expect=None)
@@ -41,6 +41,11 @@ def acts(job: Job) -> None:
         with job.act(name) as found:
             act(job, found)
             kvctl.call("run", "throttle", "auto")
+
+
+def finish(job: Job) -> None:
+    """Let the run end, count, stop the server and kvctld."""
+    kvctl = job.kvctl
     with job.act("the end") as found:
         found["to_the_end_s"], _ = kvctl.wait(
             "the run is finished", lambda s: s["run"]["state"] == "finished", 240

@@ -1,21 +1,21 @@
 """kvctl drives a real server on this host: `python -m tests.gpu.main_job STAGE... [options]`.
 
-Stages: start (launch, GPUs), phases (AUTO against fixed slots), acts (pause to kill -9). They share
-`--work`; server, kvctld and run live on between calls. $KVCTL is the command (default: kvctl).
-Exit status 1 if any claim did not hold. README.md beside this says how.
+Stages: start (launch, GPUs), phases (AUTO against fixed slots), acts (pause to kill -9), finish
+(count, stop). They share `--work`; server, kvctld and run live on between calls. $KVCTL is the
+command (default: kvctl). Exit status 1 if any claim did not hold. README.md beside this says how.
 """
 
 import argparse
 import sys
 from pathlib import Path
 
-from tests.gpu.acts import acts
+from tests.gpu.acts import acts, finish
 from tests.gpu.job import Plan, open_job
 from tests.gpu.load import Load
 from tests.gpu.phases import phases
 from tests.gpu.starting import start
 
-STAGES = {"start": start, "phases": phases, "acts": acts}
+STAGES = {"start": start, "phases": phases, "acts": acts, "finish": finish}
 
 
 def read_words(words: list[str]) -> argparse.Namespace:
