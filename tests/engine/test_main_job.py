@@ -1,5 +1,6 @@
 """The main job on a real engine, from nothing to every answer on disk once: by verbs, by keys."""
 
+import contextlib
 import json
 import re
 import shutil
@@ -18,6 +19,7 @@ ROWS = 40
 TOKENS = 220
 NAME = "job"
 START_WITHIN_S = 120.0
+CHOSEN = r"│ > (\S+) .+ │ .* │"
 READING_VERBS = (
     ("status",),
     ("gpus",),
@@ -199,24 +201,26 @@ def start_a_server(panel: Terminal) -> None:
 
 def choose(panel: Terminal, preset: str) -> None:
     """Move to a preset in the open dialog and wait for its checks and for y to wake."""
-    panel.wait_for("│ Presets")
-    for _ in range(20):
-        if re.search(rf"> {preset} ", panel.text):
-            break
-        before = panel.text
+    panel.wait_for(CHOSEN)
+    while (shown := chosen(panel)) != preset:
         panel.send("j")
-        panel.wait_until(lambda before=before: panel.text != before, "the next preset")
+        panel.wait_until(lambda shown=shown: chosen(panel) not in ("", shown), "the next preset")
     panel.wait_for(rf"── (.* → )?{preset} ── nothing has been touched yet")
     panel.wait_for(r"✓ flags: \d+ flags known to 0\.5\.23")
 
 
+def chosen(panel: Terminal) -> str:
+    """The preset under the dialog's cursor."""
+    found = re.search(CHOSEN, panel.text)
+    return found[1] if found else ""
+
+
 def say_yes(panel: Terminal) -> None:
     """Press y, and again where the dialog says that it sleeps for its first half second."""
-    asleep, untouched = "one moment: y works", "nothing has been touched yet"
-    for _ in range(10):
+    for _ in range(60):
         panel.send("y")
-        panel.wait_for(f"{asleep}|^((?!{untouched})[\\s\\S])*$")
-        if asleep not in panel.text:
+        with contextlib.suppress(AssertionError):
+            panel.wait_gone("nothing has been touched yet", 0.5)
             return
     raise AssertionError(panel.text)
 

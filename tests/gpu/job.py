@@ -34,6 +34,8 @@ class Plan:
     """Prompts of the run of the acts."""
     look_s: float
     """Seconds of serving between acts."""
+    ends_at: float
+    """Monotonic seconds: a phase that could not end by then is not begun."""
 
 
 @dataclass(slots=True)

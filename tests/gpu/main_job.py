@@ -7,6 +7,7 @@ command (default: kvctl). Exit status 1 if any claim did not hold. README.md bes
 
 import argparse
 import sys
+import time
 from pathlib import Path
 
 from tests.gpu.acts import acts, finish
@@ -30,6 +31,7 @@ def read_words(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--phases", default="auto,150,72,auto")
     parser.add_argument("--phase-s", type=float, default=105)
     parser.add_argument("--settle-s", type=float, default=25)
+    parser.add_argument("--within-s", type=float, default=float("inf"))
     parser.add_argument("--look-s", type=float, default=10)
     parser.add_argument("--rows", type=int, default=360)
     parser.add_argument("--mean", type=int, default=2000)
@@ -55,6 +57,7 @@ def main(words: list[str]) -> int:
         settle_s=given.settle_s,
         rows=given.rows,
         look_s=given.look_s,
+        ends_at=time.monotonic() + given.within_s,
     )
     failed = 0
     for stage in given.stages:

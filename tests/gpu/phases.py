@@ -29,6 +29,9 @@ def phases(job: Job) -> None:
     spans = []
     is_open = kvctl.read("run", "status")["state"] in ("running", "holding", "paused")
     for number, slots in enumerate(plan.phases):
+        if time.monotonic() + plan.phase_s > plan.ends_at:
+            kvctl.note(f"no time left for phase {number + 1}: {slots}")
+            break
         with job.act(f"phase {number + 1}: {slots}") as found:
             found["cold"] = not is_open
             if not is_open:
