@@ -17,6 +17,7 @@ from kvctl.core.controller.gpu_desk import FIRST_READ_S, PERIOD_S, GpuDesk
 from kvctl.core.controller.host import Host
 from kvctl.core.controller.picture import Picture
 from kvctl.core.controller.run_desk import RunDesk
+from kvctl.core.controller.run_levers import RunLevers
 from kvctl.core.controller.sequences import Sequences
 from kvctl.core.controller.server_desk import ServerDesk
 from kvctl.core.controller.server_watch import ServerWatch
@@ -53,6 +54,7 @@ class Controller:
         self.gpus = GpuDesk(host, self.feed, self.servers.known)
         self.gpus.idle_bytes.update(self.remembered.idle_bytes)
         self.run_desk = RunDesk(host, self.feed, self.servers, self.remembered, self._save)
+        self.levers = RunLevers(self.run_desk)
         self.sequences = Sequences(
             self.servers,
             self.gpus,
@@ -129,13 +131,13 @@ class Controller:
             c.KillProcesses: self.gpus.kill,
             c.ClearGpus: self.gpus.clear,
             c.StartRun: self.run_desk.start,
-            c.PauseRun: self.run_desk.pause,
-            c.ResumeRun: self.run_desk.resume,
+            c.PauseRun: self.levers.pause,
+            c.ResumeRun: self.levers.resume,
             c.CloseRun: self.run_desk.finish,
-            c.Throttle: self.run_desk.throttle,
-            c.NudgeThrottle: self.run_desk.nudge,
-            c.SetWeights: self.run_desk.set_weights,
-            c.RetryFailed: self.run_desk.retry_failed,
+            c.Throttle: self.levers.throttle,
+            c.NudgeThrottle: self.levers.nudge,
+            c.SetWeights: self.levers.set_weights,
+            c.RetryFailed: self.levers.retry_failed,
             c.RefreshNow: self._refresh,
             c.StopDaemon: self._leave,
         }

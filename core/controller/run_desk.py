@@ -1,7 +1,8 @@
-"""The run: its commands, and the throttle law and ceiling policy bound to fresh samples.
+"""The run: opened, taken up and closed; its law and policy bound to fresh samples.
 
 The driver sends and writes; this desk says how many may be in flight at each server and when
-nothing may be sent. It serves the server desk's stops through `RunInterplay`.
+nothing may be sent. It serves the stops of servers through `RunInterplay`; the operator's levers
+on an open run are `RunLevers`.
 """
 
 import asyncio
@@ -10,17 +11,11 @@ from dataclasses import dataclass, field, replace
 
 from kvctl.core.controller.commands import (
     CloseRun,
-    NudgeThrottle,
     Outcome,
-    PauseRun,
-    ResumeRun,
-    RetryFailed,
-    SetWeights,
     StartRun,
-    Throttle,
     WaitHow,
 )
-from kvctl.core.controller.freezing import freeze, is_frozen, thaw
+from kvctl.core.controller.freezing import is_frozen, thaw
 from kvctl.core.controller.host import Host
 from kvctl.core.controller.run_opening import facts_of, open_options, resolve_servers
 from kvctl.core.controller.run_words import partition_lines, told_harvest, waiting_run
@@ -43,7 +38,6 @@ from kvctl.core.runs.slots import ServerFacts
 DRAIN_S = 24 * 3600.0
 """A drain takes as long as its longest answer; the operator can cancel."""
 DRAIN_LOOK_S = 0.5
-MOST_SLOTS = 10_000
 
 
 @dataclass(slots=True, eq=False)
@@ -118,37 +112,6 @@ class RunDesk:
         self.feed.emit("run", said, id)
         return Outcome(0, said, tuple(partition_lines(view)))
 
-    async def pause(self, command: PauseRun, id: str) -> Outcome:
-        """Stop sending; freeze, harvest or abandon what is in flight if that was asked for."""
-        driver = await self._opened()
-        if command.how is WaitHow.FREEZE:
-            self._refuse_unwatched(driver)
-        in_flight = driver.in_flight()
-        driver.pause()
-        observed = [await self._pause_further(driver, command.how)]
-        tail = {
-            WaitHow.DRAIN: f"{in_flight} in flight end normally",
-            WaitHow.FREEZE: f"{in_flight} in flight keep their tokens in the engine",
-        }.get(command.how, observed[0])
-        said = f"paused by you: nothing is sent; {tail}"
-        self.feed.emit("paused", said, id)
-        return Outcome(0, said, tuple(filter(None, observed)))
-
-    async def resume(self, command: ResumeRun, id: str) -> Outcome:
-        """Send again; continue engines that were frozen."""
-        driver = await self._opened()
-        thawed = [await thaw(watch, self.save) for watch in self._watches() if is_frozen(watch)]
-        self._steering().override_policy()
-        driver.resume()
-        self.tick()
-        # An engine that was just continued has new figures within a second.
-        holds = [why for cause, why in driver.gate.holds.items() if cause != "server" or not thawed]
-        still = "; ".join(holds)
-        said = f"the pause is over, but nothing is sent yet: {still}" if still else "sending again"
-        said += f"; continued {', '.join(thawed)}" if thawed else ""
-        self.feed.emit("resumed", said, id)
-        return Outcome(0, said)
-
     async def finish(self, command: CloseRun, id: str) -> Outcome:
         """Close the run: harvest what is in flight; its files stay."""
         async with self._opening:
@@ -159,40 +122,6 @@ class RunDesk:
             self.save()
         self.feed.emit("run", f"run {name} is closed; its journal stays", id)
         return Outcome(0, f"run {name} is closed; `kvctl run start` takes it up again")
-
-    async def throttle(self, command: Throttle, id: str) -> Outcome:
-        """Set the slots to a number (MANUAL), or leave them to the law (AUTO)."""
-        driver, steering = await self._opened(), self._steering()
-        target = command.target
-        if target is not None and not 1 <= target <= MOST_SLOTS:
-            raise UsageError(f"slots must be 1 to {MOST_SLOTS:,}: {target}")
-        before = steering.target
-        steering.set_manual(target)
-        driver.set_manual(target)
-        after = "AUTO" if target is None else str(target)
-        said = f"slots {before} → {after}; nothing in flight is aborted"
-        self.feed.emit("slots", said, id)
-        return Outcome(0, said)
-
-    async def nudge(self, command: NudgeThrottle, id: str) -> Outcome:
-        """Add to the slots; becomes MANUAL."""
-        await self._opened()
-        target = min(MOST_SLOTS, max(1, self._steering().target + command.by))
-        return await self.throttle(Throttle(target), id)
-
-    async def set_weights(self, command: SetWeights, id: str) -> Outcome:
-        """Share the slots among partitions in other proportions."""
-        (await self._opened()).set_weights(command.weights)
-        said = "weights " + ", ".join(f"{n}={w:g}" for n, w in command.weights.items())
-        self.feed.emit("weights", said, id)
-        return Outcome(0, said)
-
-    async def retry_failed(self, command: RetryFailed, id: str) -> Outcome:
-        """Queue the rows that failed for good again."""
-        count = (await self._opened()).retry_failed()
-        said = f"{count} failed rows are queued again" if count else "no row has failed"
-        self.feed.emit("retry", said, id)
-        return Outcome(0, said)
 
     # --- by itself -------------------------------------------------------------------------
 
@@ -261,12 +190,13 @@ class RunDesk:
             raise CommandRefused("no run is open: `kvctl run start FILE` starts one")
         return self.driver
 
-    async def _opened(self) -> RunDriver:
+    async def opened(self) -> RunDriver:
         """Return the open run, waiting for one that is just being taken up."""
         await self._is_settled.wait()
         return self._need()
 
-    def _steering(self) -> Steering:
+    def steer(self) -> Steering:
+        """Return the law and the policy of the open run."""
         assert self.steering is not None
         return self.steering
 
@@ -321,35 +251,22 @@ class RunDesk:
         self.feed.emit(kind, text)
 
     async def _close(self) -> None:
-        await self._thaw_all()
+        await self.thaw_all()
         driver, self.driver, self.steering = self._need(), None, None
         try:
             await driver.close()
         except DiskTrouble as trouble:
             self.feed.emit("disk", f"{trouble}; those rows are made again")
 
-    def _watches(self) -> list[ServerWatch]:
+    def watches(self) -> list[ServerWatch]:
+        """Return the watched servers of the open run."""
         urls = self._need().spec.servers
         found = [self.servers.at_url(url) for url in urls]
         return [watch for watch in found if watch is not None]
 
-    async def _pause_further(self, driver: RunDriver, how: WaitHow) -> str:
-        if how is WaitHow.FREEZE:
-            return "; ".join([await freeze(watch, self.save) for watch in self._watches()])
-        await self._thaw_all()
-        if how is WaitHow.DRAIN:
-            return ""
-        cut = driver.harvest if how is WaitHow.HARVEST else driver.abandon
-        return "; ".join([told_harvest(await cut(url)) for url in driver.spec.servers])
-
-    def _refuse_unwatched(self, driver: RunDriver) -> None:
-        for url in driver.spec.servers:
-            if self.servers.at_url(url) is None:
-                raise CommandRefused(f"{url} is not watched here and cannot be frozen: adopt it")
-
-    async def _thaw_all(self) -> None:
+    async def thaw_all(self) -> None:
         """Continue what is frozen: behind a pause nothing can be given back."""
-        for watch in self._watches():
+        for watch in self.watches():
             if not is_frozen(watch):
                 continue
             try:

@@ -6,6 +6,7 @@ Everything is read, nothing is changed. What cannot be read is None, never a gue
 import asyncio
 import os
 import resource
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,11 +68,22 @@ def _interpreter(
     plan: LaunchPlan, environment: Mapping[str, str]
 ) -> tuple[Installed | None, str | None]:
     if not plan.is_direct:
-        return None, None
+        return None, _command_problem(plan, environment)
     try:
         return locate(plan.argv[0], {**environment, **dict(plan.env)}), None
     except InterpreterProblem as problem:
         return None, f"{problem}; correct [launch] python"
+
+
+def _command_problem(plan: LaunchPlan, environment: Mapping[str, str]) -> str | None:
+    """Return why the first word of a command template cannot be run here, None if it can."""
+    if plan.is_observed_only:
+        return None
+    program = plan.argv[0]
+    path = {**environment, **dict(plan.env)}.get("PATH")
+    if shutil.which(program, path=path) is not None:
+        return None
+    return f"{program} is not a program that can be run here; correct [launch] command"
 
 
 def _model(plan: LaunchPlan) -> ModelFacts | None:

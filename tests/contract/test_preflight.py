@@ -24,10 +24,16 @@ from kvctl.core.domain.launch_plan import LaunchPlan, render
 from kvctl.core.domain.preset_text import parse_preset
 from kvctl.core.domain.presets import Preset, merge
 from kvctl.core.domain.rules import Rule
+from kvctl.core.probes.processes import HostProcesses
 from kvctl.core.servers.flag_catalogue import Installed
 from kvctl.core.servers.launch import start_ticks
 from kvctl.core.servers.preflight import check, may_start
-from kvctl.core.servers.preflight_facts import Surroundings, gather_facts, port_facts
+from kvctl.core.servers.preflight_facts import (
+    Surroundings,
+    gather_facts,
+    port_facts,
+    read_facts,
+)
 from kvctl.core.servers.preflight_types import (
     Check,
     Facts,
@@ -36,6 +42,7 @@ from kvctl.core.servers.preflight_types import (
     PreflightLine,
     Replaced,
 )
+from kvctl.core.servers.preset_store import PresetStore
 
 GIB = 1 << 30
 HEAD = '[launch]\npython = "/py"\nmodel-path = "/m"\n'
@@ -387,3 +394,15 @@ async def test_a_missing_interpreter_and_model_are_facts_and_not_errors(tmp_path
     assert facts.model == ModelFacts(exists=False)
     hub = await gather_facts(plan_with("org/name"), around, FakeProcesses())
     assert hub.model is None
+
+
+def test_a_command_that_is_not_there_fails_before_anything_is_stopped(tmp_path: Path) -> None:
+    (tmp_path / "gone.toml").write_text(
+        '[launch]\ncommand = ["/nowhere/docker", "run", "{sglang_args}"]\nmodel-path = "a/b"\n'
+    )
+    store = PresetStore([tmp_path], {"PATH": "/usr/bin"})
+    plan = store.shown_plan(store.read("gone"))
+    around = Surroundings(GpuView(), tmp_path, store.environment)
+    facts = read_facts(plan, around, HostProcesses())
+    lines = check(store.read("gone"), plan, (), None, facts)
+    assert any(line.ok is Check.FAIL and "/nowhere/docker" in line.text for line in lines)
