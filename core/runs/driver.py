@@ -254,6 +254,17 @@ class RunDriver:
         writing = any(p.writing for p in pump.opened.counters.partitions)
         return not writing and not any(slots.flights for slots in pump.servers)
 
+    async def _settled(self, pump: Pump, slots: ServerSlots, timeout_s: float) -> None:
+        """Wait until what came back from one server is durable; others may go on sending."""
+        if len(pump.servers) == 1:
+            await self.drain(timeout_s)
+            return
+        await self.until(lambda: not slots.flights, timeout_s)
+        try:
+            await within(self._clock, timeout_s, pump.journal.flush())
+        except TimeoutError:
+            return  # the disk refuses: the journal holds the run and keeps the lines
+
     async def _cut(
         self, slots: ServerSlots, *, keep: bool, timeout_s: float
     ) -> HarvestReport | None:
@@ -267,7 +278,7 @@ class RunDriver:
             left = await cut_all(slots, self._clock, timeout_s=timeout_s, keep=keep)
             for flight in left:
                 await pump.drop_flight(slots, flight)
-            await self.drain(timeout_s)
+            await self._settled(pump, slots, timeout_s)
         finally:
             slots.is_cutting = False
             pump.sender.counting.pop(slots.url, None)

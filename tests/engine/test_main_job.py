@@ -290,7 +290,7 @@ def done_of(panel: Terminal) -> int:
 def restart_with_another_preset(panel: Terminal) -> None:
     panel.send("R")
     choose(panel, "cpu-tiny-2x")
-    assert re.search(r"\(•\) harvest", panel.text)
+    panel.wait_for(r"\(•\) harvest")
     say_yes(panel)
     panel.wait_for(r"✓  2 harvest .*[1-9]\d* partials, [1-9][\d,]* tokens on disk")
     panel.wait_for(r"✓  3 stop", START_WITHIN_S)

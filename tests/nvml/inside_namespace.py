@@ -166,7 +166,7 @@ def test_the_panel_clears_all_of_its_own_and_none_other(
     server = headless_tree(grove)
     canaries = with_canaries(grove, standin, server)
     with kvctl.terminal() as panel:
-        panel.wait_for("4 leftover: K")
+        panel.wait_for("4 leftover, 2 other SGLang")
         panel.send("2")
         for child in server.children:
             panel.wait_for(rf"{child.pid}.*leftover")
@@ -256,6 +256,7 @@ def keeper(title: str) -> tuple[subprocess.Popen[str], int]:
     popen = subprocess.Popen(
         [title, "-S", "-c", KEEPER, SLEEP],
         executable=sys.executable,
+        env={**os.environ, "PYTHONHOME": sys.base_prefix},
         start_new_session=True,
         stdout=subprocess.PIPE,
         text=True,
@@ -330,7 +331,7 @@ def test_kvctld_answers_while_the_driver_hangs_and_says_so(
     waits = []
     with kvctl.terminal() as panel:
         panel.wait_for("stuck")
-        for key, shown in (("?", "type to search"), ("\x1b", "GPUs"), ("6", "6 or Esc")):
+        for key, shown in (("?", "type to search"), ("\x1b", "no run"), ("6", "6 or Esc")):
             began = time.monotonic()
             panel.send(key)
             panel.wait_for(shown)

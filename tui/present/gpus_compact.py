@@ -32,7 +32,7 @@ def compact(snapshot: Snapshot, view: View, columns: int, height: int) -> list[L
     drawn = [_alike_line(alike, gpus, columns)] if alike else []
     room = max(1, min(height, _MOST_COMPACT) - len(drawn))
     if len(odd) <= room:
-        return drawn + [_odd_line(o, columns) for o in odd]
+        return drawn + [_odd_line(o, gpus, columns) for o in odd]
     groups: dict[tuple[HolderKind | None, bool], list[Odd]] = {}
     for one in odd:
         kind = one.holder.kind if one.holder is not None else None
@@ -43,7 +43,7 @@ def compact(snapshot: Snapshot, view: View, columns: int, height: int) -> list[L
 def _group_line(group: list[Odd], gpus: GpuView, columns: int) -> Line:
     """Return one line for several devices that differ in the same way."""
     if len(group) == 1:
-        return _odd_line(group[0], columns)
+        return _odd_line(group[0], gpus, columns)
     pen = Pen(columns)
     pen.put(1, f"GPU {_indices([one.device.index for one in group])}", Ink.BOLD)
     memory = memory_range(known_values([one.device for one in group], "memory_used_bytes"))
@@ -55,7 +55,7 @@ def _group_line(group: list[Odd], gpus: GpuView, columns: int) -> Line:
         for holder in holders_of(gpus, one.device)
         if holder.kind in kinds
     }
-    words = group[0].device.problem or "differ from the others, no process explains it"
+    words = group[0].device.problem or _unheld(group[0].device, gpus)
     if group[0].holder is not None and not group[0].device.problem:
         words = f"{len(pids)} {KIND_WORDS[group[0].holder.kind]}, {memory} each"
     ink = Ink.ALARM if group[0].device.problem else Ink.WARN if kinds else Ink.PLAIN
@@ -110,7 +110,7 @@ def _pair(low: float, high: float, decimals: int) -> str:
     return first if first == last else f"{first}–{last}"
 
 
-def _odd_line(odd: Odd, columns: int) -> Line:
+def _odd_line(odd: Odd, gpus: GpuView, columns: int) -> Line:
     pen = Pen(columns)
     device, holder = odd.device, odd.holder
     pen.put(1, f"GPU {device.index}", Ink.BOLD)
@@ -120,14 +120,26 @@ def _odd_line(odd: Odd, columns: int) -> Line:
     used = device.memory_used_bytes.value
     pen.right(12, MISSING if used is None else f"{used / GIB:.1f}", Ink.BOLD)
     pen.put(13, "GiB", Ink.DIM)
-    pen.put(18, _odd_words(device, holder), Ink.WARN if holder else Ink.PLAIN)
+    pen.put(18, _odd_words(device, holder, gpus), Ink.WARN if holder else Ink.PLAIN)
     return pen.line()
 
 
-def _odd_words(device: GpuDevice, holder: Holder | None) -> str:
+def _odd_words(device: GpuDevice, holder: Holder | None, gpus: GpuView) -> str:
     if holder is None:
-        return device.processes_problem or "differs from the others, no process explains it"
-    owner = "yours" if holder.is_mine else f"of {literal(holder.user or 'another user')}"
+        return device.processes_problem or _unheld(device, gpus)
+    owner = f"of {literal(holder.user)}" if holder.user else "user unknown"
+    owner = "yours" if holder.is_mine else owner
     name = literal(holder.title).split(" ")[0]
     kind = KIND_WORDS[holder.kind]
     return f"{kind} {name} pid {holder.pid}, {owner}, {literal(holder.evidence)}"
+
+
+def _unheld(device: GpuDevice, gpus: GpuView) -> str:
+    """Return why a device without a strange holder is not like the others."""
+    proof = gpus.proof_of(device.uuid)
+    if proof is not None and proof.is_clean:
+        return "clean, nobody holds it"
+    held = holders_of(gpus, device)
+    if held:
+        return f"differs from the others, held by {held[0].pid} {literal(held[0].title)}"
+    return "differs from the others, no process explains it"
