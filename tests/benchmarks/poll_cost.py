@@ -108,8 +108,8 @@ async def run(words: argparse.Namespace, server: EngineServer) -> None:
         load.cancel()
     costs = [polled_cores - unpolled for unpolled, polled_cores in pairs]
     mean, spread = statistics.mean(costs), statistics.stdev(costs) if len(costs) > 1 else 0.0
-    print(f"cost: {mean:.2%} of one core, from {min(costs):.2%} to {max(costs):.2%}, "
-          f"standard deviation {spread:.2%} ({words.rounds} rounds of 2 x {words.seconds:g} s)")  # fmt: skip
+    print(f"cost: {mean:.2%} of one core, from {min(costs):.2%} to {max(costs):.2%}")
+    print(f"standard deviation {spread:.2%}; {words.rounds} rounds of 2 x {words.seconds:g} s")
 
 
 def main() -> None:

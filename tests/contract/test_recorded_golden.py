@@ -213,9 +213,9 @@ def test_a_recorded_exposition_has_no_bad_line_and_every_plain_counter(name: str
     text = text_of(GPU / name)
     got = parse_metrics(text, 1.0)
     assert got.bad_lines == 0
-    sums: Counter[str] = Counter()
+    sums: dict[str, float] = {}
     for metric, value in re.findall(r"^sglang:(\w+_total)(?:\{.*\})? (\S+)$", text, re.M):
-        sums[metric] += float(value)
+        sums[metric] = sums.get(metric, 0.0) + float(value)
     for metric, value in sums.items():
         parts = [v for k, v in got.counters.items() if k.split(".")[0] == metric]
         assert sum(parts) == pytest.approx(value), metric
@@ -240,7 +240,8 @@ def test_rates_and_retractions_of_a_recorded_run_agree_with_its_totals(run: str)
     events = (GPU / "c1.5-c0.3.events.jsonl").read_text().splitlines()
     point = next(p for p in map(json.loads, events) if p.get("tag") == run and p["what"] == "POINT")
     begin, end = point["t"] - point["seconds"], point["t"]
-    state, totals = DecodeState(), {}
+    state = DecodeState()
+    totals: dict[float, float] = {}
     rates: dict[int, float] = {}
     for at, reading in _readings(run):
         state = fold_metrics(state, reading, at)

@@ -275,7 +275,7 @@ async def test_a_server_that_makes_no_token_is_no_server(
 
 
 async def test_a_program_that_cannot_be_started_is_told_and_leaves_nothing(rig: Rig) -> None:
-    rig.launcher.refuses = "fake-sglang does not exist; correct [launch] command"
+    rig.launcher.refuses = "sleep does not exist; correct [launch] command"
     outcome = await rig.submit(StartServer("small"))
     assert outcome.exit_status == 1 and "does not exist" in outcome.message
     assert rig.shot().busy_command is None

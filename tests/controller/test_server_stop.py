@@ -303,7 +303,7 @@ async def test_a_restart_that_dies_holds_the_run_and_the_way_back_works(rig: Rig
 
 async def test_a_restart_whose_program_is_missing_keeps_the_card_of_the_stopped(rig: Rig) -> None:
     await rig.serving()
-    rig.launcher.refuses = "fake-sglang does not exist"
+    rig.launcher.refuses = "sleep does not exist"
     outcome = await rig.submit(RestartServer("large"))
     assert outcome.exit_status == 1 and "does not exist" in outcome.message
     assert rig.server().state is ServerState.STOPPED

@@ -39,7 +39,7 @@ PRESETS = {
 
 
 def preset_text(rest: str, *, port: int = PORT) -> str:
-    command = 'command = ["fake-sglang", "{sglang_args}"]\nmodel-path = "/models/tiny"\n'
+    command = 'command = ["sleep", "{sglang_args}"]\nmodel-path = "/models/tiny"\n'
     return f'description = "for tests"\n[launch]\n{command}port = {port}\n{rest}'
 
 

@@ -331,10 +331,14 @@ def test_kvctld_answers_while_the_driver_hangs_and_says_so(
     waits = []
     with kvctl.terminal() as panel:
         panel.wait_for("stuck")
-        for key, shown in (("?", "type to search"), ("\x1b", "no run"), ("6", "6 or Esc")):
+        for key, look in (
+            ("?", lambda: panel.wait_for("type to search")),
+            ("\x1b", lambda: panel.wait_gone("type to search")),
+            ("6", lambda: panel.wait_for("6 or Esc")),
+        ):
             began = time.monotonic()
             panel.send(key)
-            panel.wait_for(shown)
+            look()
             waits.append(time.monotonic() - began)
         panel.send("q")
         assert panel.wait_exit() == 0
