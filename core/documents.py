@@ -201,6 +201,9 @@ def _decode(decode: Decode, foreign: Figure, now: float) -> Document:
         "steady_s": None if decode.steady_since is None else max(0.0, now - decode.steady_since),
         "frozen": decode.is_frozen,
         "imbalance": decode.imbalance,
+        "log_lines": decode.log_lines,
+        "unrecognised_lines": decode.unrecognised_lines,
+        "bad_metric_lines": decode.bad_metric_lines,
         "sources": [_comparison(comparison, now) for comparison in decode.sources],
     }
 

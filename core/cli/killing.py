@@ -71,7 +71,10 @@ def _clear(session: Session, snapshot: Snapshot) -> Command:
     words = session.words
     if words.gpu is None:
         view = snapshot.gpus
-        what, holders = "every leftover", (*view.leftovers, *view.strays)
+        server = getattr(words, "server", None)
+        found = (*view.leftovers, *view.strays)
+        holders = tuple(h for h in found if server in (None, h.server))
+        what = f"every leftover of {server}" if server else "every leftover"
     else:
         if words.gpu not in [device.index for device in snapshot.gpus.devices]:
             known = ", ".join(str(d.index) for d in snapshot.gpus.devices) or "none"
@@ -83,6 +86,7 @@ def _clear(session: Session, snapshot: Snapshot) -> Command:
     session.confirm(f"end {what} ({named})")
     return ClearGpus(
         gpu=words.gpu,
+        server=getattr(words, "server", None),
         every_holder=words.gpu is not None,
         wait_s=words.wait,
         signal=words.signal,

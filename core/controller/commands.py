@@ -106,6 +106,8 @@ class ClearGpus:
 
     gpu: int | None = None
     """Index; None means every leftover on the host, those included that hold no GPU."""
+    server: str | None = None
+    """Only what this server left behind; None: whatever was left behind."""
     every_holder: bool = False
     """With `gpu`: every holder of that GPU, not only leftovers."""
     wait_s: float = 15.0

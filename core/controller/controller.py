@@ -88,7 +88,8 @@ class Controller:
         except KvctlError as error:
             problems = tuple(str(error).splitlines())
             said = "; ".join(problems)
-            self.feed.emit("refused" if error.exit_status == 4 else "failed", said, id)
+            if not isinstance(command, c.CheckPreset):  # looking through presets is no event
+                self.feed.emit("refused" if error.exit_status == 4 else "failed", said, id)
             return Outcome(error.exit_status, said, problems[1:] and problems)
         except Exception as error:  # the command boundary: told in one line, traceback to the log
             traceback.print_exc()
@@ -101,8 +102,8 @@ class Controller:
 
     async def run(self) -> None:
         """Sample, act and publish until cancelled."""
-        await self.gpus.read(limit_s=FIRST_READ_S)
         self.servers.readopt()
+        await self.gpus.read(limit_s=FIRST_READ_S)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._every(PERIOD_S, self._read_gpus))
             group.create_task(self._every(FIND_S, self._find))

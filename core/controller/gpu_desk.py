@@ -118,13 +118,14 @@ class GpuDesk:
         number = _signal(command.signal or "TERM")
         view = await self.read(fresh=True)
         _require_gpu(view, command.gpu)
-        rows = chosen(view, command.gpu, every_holder=command.every_holder)
+        rows = chosen(view, command)
         hidden = next((row for row in rows if identity_of(row) is None), None)
         if hidden is not None:
             raise CommandRefused(f"{describe(hidden)}: it cannot be signalled from here")
         if not rows:
             where = "any GPU, nor off the GPUs" if command.gpu is None else f"GPU {command.gpu}"
-            return Outcome(0, f"no leftover on {where}: nothing to kill")
+            whose = f" of {command.server}" if command.server else ""
+            return Outcome(0, f"no leftover{whose} on {where}: nothing to kill")
         targets = tuple(dict.fromkeys(i for row in rows if (i := identity_of(row)) is not None))
         seen = command.named
         unseen = [row for row in rows if seen is not None and identity_of(row) not in seen]
@@ -134,11 +135,11 @@ class GpuDesk:
         outcome = await self._end(kill, id)
         if command.gpu is not None or not outcome.is_done:
             return outcome
-        return self._none_left(await self.read(fresh=True), outcome)
+        return self._none_left(await self.read(fresh=True), command, outcome)
 
-    def _none_left(self, view: GpuView, outcome: Outcome) -> Outcome:
+    def _none_left(self, view: GpuView, command: ClearGpus, outcome: Outcome) -> Outcome:
         """Say of an action on every leftover whether one is there (again)."""
-        left = chosen(view, None, every_holder=False)
+        left = chosen(view, command)
         if not left:
             return outcome
         lines = tuple(describe(row) for row in left)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from kvctl.core.controller.commands import ClearGpus
 from kvctl.core.controller.host import Host
 from kvctl.core.domain.errors import CommandRefused
 from kvctl.core.domain.gpus import GpuView, Holder, ProcessFacts, ProcessIdentity
@@ -86,16 +87,18 @@ class KillTargets:
         return new
 
 
-def chosen(view: GpuView, gpu: int | None, *, every_holder: bool) -> list[Holder]:
+def chosen(view: GpuView, command: ClearGpus) -> list[Holder]:
     """Return the leftovers of one GPU or of the host, or every holder of one GPU.
 
     Of one GPU only who holds memory: a monitor with an open device file is nobody's holder.
     """
+    gpu, server = command.gpu, command.server
     devices = [device for device in view.devices if gpu is None or device.index == gpu]
     here = [holder for device in devices for holder in shown_holders(view, device)]
-    if every_holder and gpu is not None:
+    if command.every_holder and gpu is not None:
         return here
-    return [h for h in (*here, *(view.strays if gpu is None else ())) if is_left_behind(h)]
+    rows = (*here, *(view.strays if gpu is None else ()))
+    return [row for row in rows if is_left_behind(row) and server in (None, row.server)]
 
 
 def named(view: GpuView, targets: Collection[ProcessIdentity]) -> list[Holder]:

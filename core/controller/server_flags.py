@@ -1,9 +1,11 @@
-"""SGLang's own defaults for a server that runs: the flags of the interpreter it runs in."""
+"""The flags of a server that runs: SGLang's own defaults, and what it resolved for itself."""
 
 from kvctl.core.controller.host import Host
 from kvctl.core.controller.state import ServerRecord
 from kvctl.core.domain.errors import KvctlError
 from kvctl.core.domain.flags import FlagCatalogue
+from kvctl.core.domain.server import LaunchFlag
+from kvctl.core.domain.telemetry import ServerInfo
 from kvctl.core.servers.flag_catalogue import InterpreterProblem, locate, read_catalogue
 
 
@@ -35,3 +37,15 @@ def _interpreter(host: Host, record: ServerRecord) -> str | None:
     facts = None if record.pid is None else host.processes.facts(record.pid)
     word = facts.title.split(" ")[0] if facts is not None else ""
     return word if "python" in word.rpartition("/")[2] and word.startswith("/") else None
+
+
+def with_resolved(flags: tuple[LaunchFlag, ...], info: ServerInfo) -> tuple[LaunchFlag, ...]:
+    """Return the preset's flags plus what the server resolved for the levers it left open."""
+    named = {flag.name for flag in flags}
+    levers = ("mem-fraction-static", "kv-cache-dtype", "max-running-requests", "attention-backend")
+    extra = [
+        LaunchFlag(name, str(value), "resolved")
+        for name in levers
+        if name not in named and (value := info.flags.get(name.replace("-", "_"))) is not None
+    ]
+    return (*flags, *extra)

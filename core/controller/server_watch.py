@@ -9,10 +9,11 @@ import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from kvctl.core.controller.causes import Causes
 from kvctl.core.controller.host import Host
 from kvctl.core.controller.keys import read_key
 from kvctl.core.controller.polling import Poll
-from kvctl.core.controller.server_flags import defaults_of
+from kvctl.core.controller.server_flags import defaults_of, with_resolved
 from kvctl.core.controller.stages import StageList
 from kvctl.core.controller.state import ServerRecord
 from kvctl.core.controller.store import EventFeed
@@ -31,7 +32,6 @@ from kvctl.core.domain.server import (
     Server,
     ServerState,
 )
-from kvctl.core.domain.startadvice import PAUSE_PATHS
 from kvctl.core.domain.startfailure import failure_of
 from kvctl.core.domain.startup import StartupProgress, fold_startup
 from kvctl.core.domain.telemetry import LoadsReading, MetricsReading, ServerInfo
@@ -86,7 +86,7 @@ class ServerWatch:
     is_ready: bool | None = None
     """What /ready said while the counts stand still, None while they move or it does not tell."""
     _are_metrics_off: bool = False
-    _causes: list[LogRecord] = field(default_factory=list)
+    _causes: Causes = field(default_factory=Causes)
     _tasks: list["asyncio.Task[None]"] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -158,7 +158,7 @@ class ServerWatch:
         alive = self.is_alive()
         if alive is False and self.failure is None:
             self.read_log()
-            self.failure = failure_of(self._causes)
+            self.failure = failure_of(self._causes.records)
         state, reason = assess(self._inputs(alive, now), self.state, now)
         if state is ServerState.STOPPED and (step := self.stages.doing) is not None:
             state, reason = ServerState.STOPPING, f"{step}: its processes and GPUs are looked after"
@@ -347,18 +347,9 @@ class ServerWatch:
     def _note(self, record: LogRecord) -> None:
         if record.kind is LogKind.FAILURE and not record.is_backlog:
             self.errors += 1
-        self._keep(record)
+        self._causes.keep(record)
         if record.kind is LogKind.DRAINING and not record.is_backlog:
             self.is_draining = True
-
-    def _keep(self, record: LogRecord) -> None:
-        """Keep what tells why a server ended; of a row of decode lines one is enough."""
-        is_work = record.kind in (LogKind.DECODE, LogKind.PREFILL)
-        if is_work and self._causes and self._causes[-1].kind in (LogKind.DECODE, LogKind.PREFILL):
-            return
-        is_pause = record.word_of("path") in PAUSE_PATHS
-        if is_work or is_pause or record.kind in (LogKind.FAILURE, LogKind.STAGE, LogKind.READY):
-            self._causes = [*self._causes[-500:], record]
 
     def _flag_number(self, name: str) -> int | None:
         value = self.info.flags.get(name) if self.info else None
@@ -367,15 +358,3 @@ class ServerWatch:
 
 def _whole(figure: Figure) -> int | None:
     return None if figure.value is None else int(figure.value)
-
-
-def with_resolved(flags: tuple[LaunchFlag, ...], info: ServerInfo) -> tuple[LaunchFlag, ...]:
-    """Return the preset's flags plus what the server resolved for the levers it left open."""
-    named = {flag.name for flag in flags}
-    levers = ("mem-fraction-static", "kv-cache-dtype", "max-running-requests", "attention-backend")
-    extra = [
-        LaunchFlag(name, str(value), "resolved")
-        for name in levers
-        if name not in named and (value := info.flags.get(name.replace("-", "_"))) is not None
-    ]
-    return (*flags, *extra)

@@ -41,6 +41,8 @@ class Steering:
     _retracted: dict[str, float] = field(default_factory=dict)
     _usages: dict[str, float] = field(default_factory=dict)
     _rates: dict[str, float | None] = field(default_factory=dict)
+    _held: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """URL -> tokens in its pool and the requests that hold them."""
     _pools: dict[str, int] = field(default_factory=dict)
     _is_overridden: bool = False
     """The operator sent on above the mark: the policy waits until usage has come down."""
@@ -134,6 +136,13 @@ class Steering:
         is_whole = known and len(known) == len(rates)
         self.driver.generation_tokens_per_s = sum(known) if is_whole else None
         self.driver.pool_tokens = sum(self._pools.values()) or None
+        used, running = decode.used_tokens.value, decode.running.value
+        if used is not None and running is not None and not decode.is_frozen:
+            self._held[url] = (float(used), float(running))
+        self.driver.held = (
+            sum(used for used, _ in self._held.values()),
+            sum(running for _, running in self._held.values()),
+        )
 
     def _apply(self) -> None:
         now = self.clock.monotonic()

@@ -73,6 +73,8 @@ def fold_loads(state: DecodeState, reading: LoadsReading, now: float) -> DecodeS
 
 def fold_metrics(state: DecodeState, reading: MetricsReading, now: float) -> DecodeState:
     """Return the state after a /metrics answer, read at `now`."""
+    if reading.foreign_samples and not reading.counters and not reading.gauges:
+        return fold_no_metrics(state, "/metrics answers, but under names that are not SGLang's")
     return replace(
         state,
         metrics=reading,
@@ -150,13 +152,16 @@ def decode_of(state: DecodeState, now: float) -> Decode:
         steady_since=state.steadiness.since,
         is_frozen=state.is_frozen,
         sources=compare(sources, state.window, state.steadiness.samples, generation),
+        log_lines=state.log.lines,
+        unrecognised_lines=state.log.unrecognised,
+        bad_metric_lines=state.metrics.bad_lines if state.metrics else 0,
     )
 
 
 def generation_rate(state: DecodeState, now: float) -> Figure:
     """Return the decode rate over all requests from the best source there is."""
     counted = counters.token_rate(state.window, counters.DECODE, now, state.rates_since)
-    if counted.known:
+    if counted.value or (counted.known and not state.is_frozen):
         return counted
     for read in (_rate_of_loads, _rate_of_log, _idle, _rate_of_gauge):
         if (figure := read(state, now)) is not None:
@@ -208,6 +213,8 @@ def _idle(state: DecodeState, now: float) -> Figure | None:
 def _prefill_rate(state: DecodeState, now: float) -> Figure:
     counted = counters.token_rate(state.window, counters.PREFILL, now, state.rates_since)
     since = state.log.since
+    if state.is_frozen and state.loads is not None and not counted.value:
+        return unknown(f"no new counts for {now - counts.true_at(state.loads):.0f} s")
     if counted.known or state.window.readings or since is None or now <= since:
         return counted
     recent = [a.tokens or 0.0 for a in state.log.prefills if now - a.at <= PREFILL_WINDOW_S]

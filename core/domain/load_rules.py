@@ -36,7 +36,7 @@ def _too_many_slots(run: Run, load: Load, why: tuple[Why, ...]) -> Verdict:
 def _limit(scene: Scene, load: Load, why: tuple[Why, ...]) -> Verdict:
     run, held = scene.run, load.usage * load.pool / max(1.0, load.running)
     where = _open_partitions(run)
-    fit = run.fit_at_mean if run and run.fit_at_mean else load.running / max(load.usage, 0.01)
+    fit = _fit_now(scene, load)
     sentence = (
         f"KV-bound{where}: {thousands(load.pool)} tokens hold ~{fit:.0f} requests of "
         f"{kilo_tokens(held)} each, {load.running:.0f} decode. More slots would only wait."
@@ -45,6 +45,15 @@ def _limit(scene: Scene, load: Load, why: tuple[Why, ...]) -> Verdict:
     short = f"KV-bound{where}: {pool} tokens hold ~{fit:.0f}; {load.running:.0f} decode."
     lever = _better_preset(scene) + done_at(scene)
     return Verdict(VerdictWord.LIMIT, sentence, lever, why, short, "More slots only wait.")
+
+
+def _fit_now(scene: Scene, load: Load) -> float:
+    """Return how many fit: by the lengths seen once it is steady, else by what is held now."""
+    run, server = scene.run, scene.server
+    is_steady = server is not None and server.decode.steady_since is not None
+    if is_steady and run is not None and run.fit_at_mean:
+        return run.fit_at_mean
+    return load.running / max(load.usage, 0.01)
 
 
 def _open_partitions(run: Run | None) -> str:

@@ -53,6 +53,10 @@ class LogWindow:
     """Retracted requests of the last minute, with the tokens they lost."""
     retracted_total: int = 0
     """Retracted requests since following began."""
+    lines: int = 0
+    """Lines read since following began."""
+    unrecognised: int = 0
+    """Those among them whose shape is not known: nothing was guessed from them."""
     lost_total: int = 0
     """Requests aborted for lack of KV since following began."""
     prefill_at: float | None = None
@@ -64,11 +68,16 @@ def fold_records(state: LogWindow, records: Iterable[LogRecord], now: float) -> 
     """Return the window after new records, read at `now`."""
     if state.since is None:
         state = replace(state, since=now)
+    lines, unknown = state.lines, state.unrecognised
     for record in records:
         if not record.is_backlog:
             state = _fold(state, record, now)
+            lines += 1
+            unknown += record.kind is LogKind.UNRECOGNISED
     return replace(
         state,
+        lines=lines,
+        unrecognised=unknown,
         prefills=_recent(state.prefills, now - PREFILL_WINDOW_S),
         retractions=_recent(state.retractions, now - RETRACTION_WINDOW_S),
     )

@@ -159,6 +159,12 @@ class Decode:
     """The engine is paused: the counts are those of the moment of the pause."""
     sources: tuple[Comparison, ...] = ()
     """What each source says of a figure that several tell, and where they disagree."""
+    log_lines: int = 0
+    """Log lines read while the log was followed."""
+    unrecognised_lines: int = 0
+    """Those whose shape is not known; nothing was guessed from them."""
+    bad_metric_lines: int = 0
+    """Lines of the last /metrics answer that could not be read."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol, TypeVar, runtime_checkable
 
 from kvctl.core.clock import Clock, within
-from kvctl.core.domain.gpus import GpuReading, GpuView, Holder, ProcessFacts
+from kvctl.core.domain.gpus import GpuReading, GpuView, Holder, ProcessFacts, ProcessIdentity
 from kvctl.core.domain.holders import HostFacts, classify, off_gpu, stray_pids
-from kvctl.core.domain.membership import KnownServer, Me
+from kvctl.core.domain.membership import KnownServer, LaunchState, Me
 from kvctl.core.domain.supervisors import Owner, find_owner
 from kvctl.core.ports import GpuSource, Processes
 
@@ -20,7 +20,8 @@ T = TypeVar("T")
 FILES_EVERY_S = 5.0
 """How long a scan for open device files is used."""
 STRAYS_EVERY_S = 10.0
-"""How long a look at all processes for leftovers is used."""
+"""How long a look at all processes for leftovers is used, unless a launch begins or ends."""
+Launches = tuple[tuple[ProcessIdentity, LaunchState], ...]
 
 
 @runtime_checkable
@@ -52,6 +53,7 @@ class GpuViewProbe:
         self._files_at: float | None = None
         self._strays: tuple[int, ...] = ()
         self._strays_at: float | None = None
+        self._strays_of: Launches = ()
 
     def read(self, at: float, known: Sequence[KnownServer], *, fresh: bool = False) -> GpuView:
         """Return the view at `at`; `fresh` scans all processes anew. Blocking, never raises."""
@@ -71,7 +73,10 @@ class GpuViewProbe:
 
     def _stray_pids(self, at: float, known: Sequence[KnownServer], fresh: bool) -> tuple[int, ...]:
         age = None if self._strays_at is None else at - self._strays_at
-        if fresh or age is None or not 0 <= age < STRAYS_EVERY_S:
+        launches = tuple((server.identity, server.state) for server in known)
+        is_old = age is None or not 0 <= age < STRAYS_EVERY_S
+        if fresh or is_old or launches != self._strays_of:
+            self._strays_of = launches
             facts = {found.identity.pid: found for found in self._processes.all_facts()}
             self._strays, self._strays_at = stray_pids(facts, known, self._me), at
         return self._strays

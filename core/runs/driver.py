@@ -47,6 +47,8 @@ class RunDriver:
         self.generation_tokens_per_s: float | None = None
         """The servers' own figure, for the ETA; None: estimated from what was completed."""
         self.pool_tokens: int | None = None
+        self.held: tuple[float, float] | None = None
+        """Tokens in the servers' pools and the running requests that hold them."""
         self.gate = Gate(clock.monotonic)
         self._clock, self._hooks, self._options, self._offload = clock, hooks, options, offload
         self._factories = tuple(generators)
@@ -348,6 +350,7 @@ class RunDriver:
             started_at=self._started_at,
             generation_tokens_per_s=self.generation_tokens_per_s,
             pool_tokens=self.pool_tokens,
+            held=self.held,
             disk_free_bytes=pump.disk_free_bytes,
             now=now,
             wall=self._clock.wall(),

@@ -34,6 +34,8 @@ class Standing:
     generation_tokens_per_s: float | None
     """Of all the run's servers; None: estimated from what was completed."""
     pool_tokens: int | None
+    held: tuple[float, float] | None
+    """Tokens in the pools and the running requests that hold them; None: not known."""
     disk_free_bytes: int | None
     now: float
     wall: float
@@ -147,7 +149,7 @@ def _state(opened: OpenedRun, number: int, counters: PartitionCounters) -> Parti
 def _work(opened: OpenedRun, number: int, flights: list[Flight], standing: Standing) -> Work:
     counters = opened.counters.partitions[number]
     limit = opened.indexes[number].spec.max_new_tokens
-    made = _tokens_in_flight(opened, number, flights, standing.now)
+    made = _tokens_in_flight(opened, number, flights, standing)
     partials = sum(
         job.partial.tokens
         for job in opened.schedule.partials
@@ -158,15 +160,20 @@ def _work(opened: OpenedRun, number: int, flights: list[Flight], standing: Stand
     return Work(left, length, made + partials)
 
 
-def _tokens_in_flight(opened: OpenedRun, number: int, flights: list[Flight], now: float) -> float:
-    speed = opened.counters.speed
+def _tokens_in_flight(
+    opened: OpenedRun, number: int, flights: list[Flight], standing: Standing
+) -> float:
+    """Return what a partition's answers in flight have made: by the pools, else by time."""
+    own = [f for f in flights if f.job.partition == number and f.is_sent]
+    if standing.held is not None and own:
+        used, running = standing.held
+        share = len(own) / max(1, len(flights))
+        prompts = running * opened.counters.partitions[number].lengths.prompt_mean
+        return max(0.0, used - prompts) * share
+    speed = opened.counters.speed or 0.0
     limit = opened.indexes[number].spec.max_new_tokens
-    total = 0.0
-    for flight in flights:
-        if flight.job.partition == number and flight.is_sent:
-            made = flight.kept_tokens + (speed or 0.0) * (now - flight.started_at)
-            total += min(made, float(limit)) if limit is not None else made
-    return total
+    made = [f.kept_tokens + speed * (standing.now - f.started_at) for f in own]
+    return sum(min(m, float(limit)) if limit is not None else m for m in made)
 
 
 def _rate(opened: OpenedRun, works: list[Work], standing: Standing) -> float | None:

@@ -1,5 +1,7 @@
 """The snapshot: what is joined, what is told as a verdict, history, windows, presets."""
 
+from dataclasses import replace
+
 import pytest
 from tests.fakes.gpus import GIB
 from tests.fakes.launcher import OOM
@@ -272,3 +274,33 @@ async def test_frozen_counts_carry_the_moment_at_which_they_were_true(rig: Rig) 
     assert decode.generation_tokens_per_s.value is None
     assert decode.generation_tokens_per_s.reason is not None
     assert decode.steady_since is None
+
+
+async def test_completions_steadily_above_what_is_generated_are_unknown_with_the_reason(
+    rig: Rig,
+) -> None:
+    server = await steady(rig, 130)
+    decode = rig.server().decode
+    assert decode.steady_since is not None and decode.effective_tokens_per_s.known
+    assert decode.completed_in_window and decode.effective_window_s
+    per_s = decode.completed_in_window / decode.effective_window_s
+    assert decode.completed_per_s.value == pytest.approx(per_s)
+    told = server.counts()[0]
+    server.ranks = (replace(told, gen_throughput=0.5),)  # it says so, while answers go on
+    await rig.advance(400)
+    decode, run = rig.server().decode, rig.run()
+    assert decode.steady_since is not None
+    for figure in (decode.effective_tokens_per_s, run.effective_tokens_per_s):
+        assert figure.value is None
+        assert "tok/s completed but" in (figure.reason or "")
+
+
+async def test_the_history_survives_a_kvctld_that_was_killed(rig: Rig) -> None:
+    await rig.serving()
+    await rig.advance(60)
+    before = rig.shot().series["pool"].values
+    await rig.again()
+    after = rig.shot().series["pool"].values
+    assert len(after) >= len(before) - 1 and after[:4] == before[:4]
+    await rig.advance(20)
+    assert len(rig.shot().series["pool"].values) >= len(before) + 1

@@ -233,3 +233,52 @@ async def test_unknown_figures_say_why_and_none_is_zero_in_its_place(rig: Rig) -
     for name in ("running", "queued", "token_usage", "generation_tokens_per_s", "pool_tokens"):
         figure = getattr(decode, name)
         assert figure.value is None and figure.reason, name
+
+
+async def test_a_freeze_by_another_is_told_from_a_hang_and_stalls_after_thirty_seconds(
+    rig: Rig,
+) -> None:
+    started = await rig.serving()
+    started.server.others = 3
+    await rig.advance(10)
+    started.server.hang()  # the fake's /ready refuses while it stands still, as in a pause
+    await rig.advance(6)
+    assert "paused by another: /ready refuses" in rig.server().state_reason
+    await rig.advance(22)
+    assert rig.server().state is ServerState.DECODING
+    await rig.advance(5)
+    assert rig.server().state is ServerState.STALLED
+
+
+async def test_a_watchdog_that_kills_a_server_paused_in_place_is_told_with_the_pause(
+    rig: Rig,
+) -> None:
+    started = await rig.serving()
+    path = rig.server().log_path
+    assert path is not None
+    stamp = "[2026-11-29 12:09:51]"
+    rig.world.write(
+        path,
+        f'{stamp} INFO:     127.0.0.1:1 - "POST /pause_generation HTTP/1.1" 200 OK',
+        f"{stamp} Scheduler watchdog timeout (self.watchdog_timeout=300, self.soft=False)",
+        f"{stamp} SIGQUIT received. signum=None, frame=None. It usually means one child failed.",
+    )
+    await rig.advance(1)
+    rig.processes.end(started.launched.identity, status=-9)
+    await rig.advance(3)
+    server = rig.server()
+    assert server.state is ServerState.FAILED and server.failure is not None
+    assert any("paused in place before" in advice for advice in server.failure.advice)
+
+
+async def test_effective_flags_are_known_once_the_server_has_told_them(rig: Rig) -> None:
+    rig.finds_servers = True
+    await rig.again()
+    started = await rig.serving()
+    assert started.server.flags == {} and rig.server().effective == ()
+    started.server.flags["mem_fraction_static"] = 0.75
+    await rig.again()
+    await rig.advance(8)
+    flag = next(f for f in rig.server().effective if f.name == "mem-fraction-static")
+    assert (flag.value, flag.given, flag.differs) == ("0.75", "0.8", ("given",))
+    assert not rig.server().are_defaults_known

@@ -25,7 +25,8 @@ from tests.engine.server import free_port, wait_for
 PROMPTS = Path(__file__).parents[1] / "data" / "prompts"
 INPUTS = {"B2": "B2-code.prompts.jsonl", "B3": "B3-math.messages.jsonl"}
 VERB_WITHIN_S = 120.0
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
+POLL_S = 0.2
 
 Document = dict[str, Any]
 Key = tuple[str, str]
@@ -107,13 +108,15 @@ class Place:
         deadline = time.monotonic() + within_s
         while not holds(run := self.run()):
             assert time.monotonic() < deadline, f"not seen: {what}; the run: {run}"
+            time.sleep(POLL_S)
         return run
 
     def server(self) -> Document:
         """The one server."""
-        (server,) = self.ask("status")["servers"]
-        self.sessions.add(os.getsid(server["pid"]))
-        found: Document = server
+        found: Document
+        (found,) = self.ask("status")["servers"]
+        if (session := _session_of(found["pid"])) is not None:
+            self.sessions.add(session)
         return found
 
     def kvctld(self) -> Document:

@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -204,9 +205,13 @@ def choose(panel: Terminal, preset: str) -> None:
     panel.wait_for(CHOSEN)
     while (shown := chosen(panel)) != preset:
         panel.send("j")
-        panel.wait_until(lambda shown=shown: chosen(panel) not in ("", shown), "the next preset")
+        panel.wait_until(partial(_is_moved, panel, shown), "the next preset")
     panel.wait_for(rf"── (.* → )?{preset} ── nothing has been touched yet")
     panel.wait_for(r"✓ flags: \d+ flags known to 0\.5\.23")
+
+
+def _is_moved(panel: Terminal, before: str) -> bool:
+    return chosen(panel) not in ("", before)
 
 
 def chosen(panel: Terminal) -> str:

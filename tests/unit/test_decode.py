@@ -333,3 +333,34 @@ def test_the_recorded_pause_freezes_its_counts() -> None:
         frozen.setdefault(row["tag"], set()).add(state.is_frozen)
     assert frozen["pressure"] == {False}
     assert any(True in seen for tag, seen in frozen.items() if "pause" in tag), frozen
+
+
+def test_lines_of_unknown_shape_are_counted_and_nothing_is_guessed_from_them() -> None:
+    odd = [line("Decode batch: running=99 usage=0.9"), line("hello"), decode_line(100.0)]
+    state = fold_log(DecodeState(), odd, 1.0)
+    decode = decode_of(state, 1.0)
+    assert (decode.log_lines, decode.unrecognised_lines) == (3, 2)
+    assert decode.running.value == 8
+
+
+def test_an_exposition_under_other_names_is_told_and_is_no_zero() -> None:
+    reading = merge_samples([Sample("vllm:num_requests", {}, 3.0)], {}, 1.0)
+    decode = decode_of(fold_metrics(DecodeState(), reading, 1.0), 1.0)
+    assert decode.retracted_per_min.value is None
+    assert "names that are not SGLang's" in (decode.retracted_per_min.reason or "")
+
+
+def test_a_bad_line_of_metrics_is_counted() -> None:
+    reading = replace(decoded(1.0, 5.0), bad_lines=3)
+    assert decode_of(fold_metrics(DecodeState(), reading, 1.0), 1.0).bad_metric_lines == 3
+
+
+def test_a_frozen_engines_counters_that_stand_still_are_unknown_not_a_zero_of_now() -> None:
+    state = DecodeState()
+    for at in (0.0, 4.0, 8.0, 12.0):
+        state = fold_loads(state, loads(at, rank(8, 3, taken=0.0)), at)
+        state = fold_metrics(state, decoded(at, 500.0), at)
+    decode = decode_of(state, 12.0)
+    assert decode.is_frozen
+    for figure in (decode.generation_tokens_per_s, decode.prefill_tokens_per_s):
+        assert figure.value is None and figure.reason == "no new counts for 12 s"

@@ -228,8 +228,8 @@ def _pool_line(snapshot: Snapshot, decode: Decode, columns: int) -> Line:
 def _pool_note(snapshot: Snapshot, decode: Decode, columns: int) -> Line:
     pen = Pen(columns)
     text = _tokens(decode)
-    if snapshot.run and snapshot.run.held_tokens_mean and decode.running.value:
-        text += f" · {kilo_tokens(snapshot.run.held_tokens_mean)} each"
+    if decode.used_tokens.value and decode.running.value:
+        text += f" · {kilo_tokens(decode.used_tokens.value / decode.running.value)} each"
     pool = f"{decode.worst_pool} pool, " if decode.worst_pool not in (None, "full") else ""
     rank = f"{decode.worst_rank}: " if decode.worst_rank else ""
     pen.put(26, f"{rank}{pool}{text}", Ink.DIM)

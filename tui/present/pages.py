@@ -84,7 +84,17 @@ def _sources(snapshot: Snapshot, columns: int) -> list[Line]:
             value = f"{told.value:.2f}" if found.figure == "token_usage" else thousands(told.value)
             shown = "shown" if number == 0 else ""
             drawn += _why_line(label if number == 0 else "", f"{value}  {source}", shown, columns)
-    return drawn
+    return drawn + _unread(snapshot, columns)
+
+
+def _unread(snapshot: Snapshot, columns: int) -> list[Line]:
+    """Return how much of the log and of /metrics could not be read, where any was read."""
+    decode = snapshot.server.decode if snapshot.server else None
+    if decode is None or not decode.log_lines:
+        return []
+    told = f"{thousands(decode.unrecognised_lines)} of {thousands(decode.log_lines)} lines"
+    bad = f"; {decode.bad_metric_lines} bad lines in /metrics" if decode.bad_metric_lines else ""
+    return _why_line("not recognised", f"{told}{bad}", "log", columns)
 
 
 def _missing(snapshot: Snapshot, columns: int) -> list[Line]:
