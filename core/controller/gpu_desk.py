@@ -29,6 +29,7 @@ MOST_READINGS = 2
 FIRST_READ_S = 3.0
 """How long a new kvctld waits for the driver before it looks at anything else."""
 PROOF_S = 60.0
+HOPELESS_PROOF_S = 3.0
 RESPAWN_S = 2.0
 """How long a kill looks whether a supervisor starts the process again."""
 SIGNALS = {"TERM": signal.SIGTERM, "KILL": signal.SIGKILL, "INT": signal.SIGINT}
@@ -154,7 +155,10 @@ class GpuDesk:
         return [*rows, *(row for row in seen if identity_of(row) in targets)]
 
     async def prove_clean(
-        self, gpus: Collection[str] | None, tolerate: Collection[ProcessIdentity] = ()
+        self,
+        gpus: Collection[str] | None,
+        tolerate: Collection[ProcessIdentity] = (),
+        timeout_s: float | None = None,
     ) -> CleanProof:
         """Poll until these GPUs (None: all) are clean, or say what still holds them."""
         return await prove_clean(
@@ -162,7 +166,7 @@ class GpuDesk:
             self.host.clock,
             idle_bytes=self.idle_bytes,
             gpus=gpus,
-            timeout_s=PROOF_S,
+            timeout_s=PROOF_S if timeout_s is None else timeout_s,
             tolerate=tolerate,
         )
 
@@ -226,14 +230,16 @@ class GpuDesk:
         if not held or not report.are_all_gone:
             return None
         gone = {target.identity for target in report.targets}
+        others = [holder for holder in self.view.holders if identity_of(holder) not in gone]
         stay = {
             identity
-            for holder in self.view.holders
+            for holder in others
             if holder.kind is not HolderKind.LEFTOVER
             and (identity := identity_of(holder)) is not None
-            and identity not in gone
         }
-        proof = await self.prove_clean(held, stay)
+        # A leftover that nobody asked to end keeps its GPU from being clean, however long we wait.
+        in_the_way = any(h.kind is HolderKind.LEFTOVER and h.gpu_uuid in held for h in others)
+        proof = await self.prove_clean(held, stay, HOPELESS_PROOF_S if in_the_way else None)
         self.feed.emit("clean" if proof.is_clean else "not clean", proof.summary(), id)
         return proof
 

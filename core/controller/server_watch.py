@@ -38,7 +38,7 @@ from kvctl.core.domain.telemetry import LoadsReading, MetricsReading, ServerInfo
 from kvctl.core.ports import Engine, LogTail, ProbeFailed
 
 LOADS_S = 1.0
-METRICS_S = 3.0
+METRICS_S = 4.0
 LOG_S = 0.5
 INFO_RETRY_S = 3.0
 _TOLD = {

@@ -122,6 +122,8 @@ def _outside(other: Told, samples: Sequence[LoadSample], name: str) -> str | Non
     slack = USAGE_TOLERANCE
     if name != "token_usage":
         slack = max(COUNT_TOLERANCE, COUNT_TOLERANCE_RATIO * high)
+    # What moved so far within the window may have moved as far again just before or after it.
+    slack += high - low
     if low - slack <= other.value <= high + slack:
         return None
     return (

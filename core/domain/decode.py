@@ -159,16 +159,24 @@ def decode_of(state: DecodeState, now: float) -> Decode:
 
 
 def generation_rate(state: DecodeState, now: float) -> Figure:
-    """Return the decode rate over all requests from the best source there is."""
+    """Return the decode rate over all requests from the best source there is.
+
+    While counts stand still it is unknown: a scheduler that decodes refreshes them, and a counter
+    that was read between the last refresh and the pause would show a few tokens as a rate of now.
+    """
+    if state.is_frozen and state.loads is not None:
+        return _no_new_counts(state.loads, now)
     counted = counters.token_rate(state.window, counters.DECODE, now, state.rates_since)
-    if counted.value or (counted.known and not state.is_frozen):
+    if counted.known:
         return counted
     for read in (_rate_of_loads, _rate_of_log, _idle, _rate_of_gauge):
         if (figure := read(state, now)) is not None:
             return figure
-    if state.is_frozen and state.loads is not None:
-        return unknown(f"no new counts for {now - counts.true_at(state.loads):.0f} s")
     return unknown(f"{counted.reason}; no decode line in the log for {counters.STALE_S:.0f} s")
+
+
+def _no_new_counts(loads: LoadsReading, now: float) -> Figure:
+    return unknown(f"no new counts for {now - counts.true_at(loads):.0f} s")
 
 
 def _rate_of_loads(state: DecodeState, now: float) -> Figure | None:
@@ -213,8 +221,8 @@ def _idle(state: DecodeState, now: float) -> Figure | None:
 def _prefill_rate(state: DecodeState, now: float) -> Figure:
     counted = counters.token_rate(state.window, counters.PREFILL, now, state.rates_since)
     since = state.log.since
-    if state.is_frozen and state.loads is not None and not counted.value:
-        return unknown(f"no new counts for {now - counts.true_at(state.loads):.0f} s")
+    if state.is_frozen and state.loads is not None:
+        return _no_new_counts(state.loads, now)
     if counted.known or state.window.readings or since is None or now <= since:
         return counted
     recent = [a.tokens or 0.0 for a in state.log.prefills if now - a.at <= PREFILL_WINDOW_S]
@@ -225,7 +233,7 @@ def _prefill_share(state: DecodeState, now: float) -> Figure:
     if state.loads is None:
         return unknown("no server answers yet")
     if state.is_frozen:
-        return unknown(f"no new counts for {now - counts.true_at(state.loads):.0f} s")
+        return _no_new_counts(state.loads, now)
     return share_of(state.prefill_busy, state.loads.source, now)
 
 

@@ -52,7 +52,7 @@ def _flag(
     catalogue: FlagCatalogue | None,
 ) -> EffectiveFlag:
     shown = dashed(name)
-    start, live = shown_value(value), info.live_flags.get(name)
+    start, live = shown_value(value), info.live_flags.get(name, _resolved(name, value, info))
     now = start if live is None else shown_value(live)
     wanted, by = given.get(canonical(shown), (None, None))
     if wanted is not None:
@@ -60,7 +60,7 @@ def _flag(
     default = _default(catalogue, shown)
     facts = (
         ("given", wanted is not None and not is_same(wanted, now)),
-        ("default", default is not None and not is_same(default, now)),
+        ("default", default is not None and not _is_default(default, now)),
         ("run time", not is_same(start, now)),
     )
     return EffectiveFlag(
@@ -73,6 +73,20 @@ def _flag(
         differs=tuple(word for word, is_so in facts if is_so),
         moves_ceiling=shown in CEILING,
     )
+
+
+def _resolved(name: str, value: object, info: ServerInfo) -> object:
+    """Return what the server made of a size that nobody gave, None where it does not tell."""
+    if value is not None:
+        return None
+    return {"max_running_requests": info.max_running, "max_total_tokens": info.pool_tokens}.get(
+        name
+    )
+
+
+def _is_default(default: str, now: str) -> bool:
+    """Return whether a value is the default; a switch without one is off."""
+    return is_same(default, now) or (default == "unset" and now == "off")
 
 
 def _given(info: ServerInfo, launched: Sequence[LaunchFlag]) -> dict[str, tuple[str, str]]:

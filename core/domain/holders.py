@@ -83,7 +83,11 @@ def _file_only(device: GpuDevice, host: HostFacts, me: Me) -> list[int]:
     return sorted(
         pid
         for pid, minors in host.device_files.items()
-        if device.minor in minors and pid not in listed and pid != me.pid
+        if device.minor in minors
+        and pid not in listed
+        and pid != me.pid
+        # The scan saw it in /proc: who is not there any more has ended since.
+        and (pid in host.facts or pid in host.hidden)
     )
 
 

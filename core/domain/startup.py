@@ -141,8 +141,11 @@ def _fold_stage(state: StartupProgress, record: LogRecord, now: float) -> Startu
         edge = PROGRESS  # graphs are captured in several rounds, ranks load at their own pace
     steps = dict(state.steps)
     _end_earlier(steps, step, now)
-    steps[step] = _advanced(steps.get(step, StepTimes()), record, edge, now)
+    before = steps.get(step, StepTimes())
+    steps[step] = _advanced(before, record, edge, now)
     if is_final:
+        if before.ended_at is not None:  # the pool was made long before: graphs took the time
+            steps[step] = replace(steps[step], ended_at=before.ended_at)
         # The summary line: every rank's graphs are captured, the warm-up is next.
         _end_earlier(steps, WARMUP, now)
     return _with_facts(replace(state, steps=steps, ranks=ranks), record, step)

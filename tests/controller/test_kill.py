@@ -1,11 +1,12 @@
 """Killing processes: the guards, what is proven afterwards, and what cannot be ended."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from tests.fakes.gpus import GIB
 from tests.fakes.processes import ME, FakeProcess
-from tests.fakes.rig import Rig
+from tests.fakes.rig import PORT, Rig, rig_on
 
 from kvctl.core.controller.commands import ClearGpus, KillProcesses
 from kvctl.core.domain.gpus import HolderKind, ProcessIdentity
@@ -346,3 +347,29 @@ async def test_every_reading_says_of_each_gpu_whether_it_is_clean_and_since_when
     first, second = rig.shot().gpus.proofs
     assert first.since == clean.since
     assert second.is_clean and second.since is not None and second.since >= before
+
+
+# -- containers --------------------------------------------------------------------------------
+
+
+async def test_the_processes_of_a_server_in_a_container_are_told_as_its_own(tmp_path: Path) -> None:
+    box = "3f2a9c0d1e4b" + "0" * 52
+    inside = f"/system.slice/docker-{box}.scope"
+    async with rig_on(tmp_path, finds_servers=True) as rig:
+        await rig.serving()
+        engine = rig.processes.begin(f"python -m sglang.launch_server --port {PORT}", cgroup=inside)
+        rank = rig.processes.begin(
+            "sglang::scheduler_TP0",
+            parent=pid_of(engine),
+            session=pid_of(engine),
+            cgroup=inside,
+        )
+        rig.gpus.hold(1, rank.facts.identity, 9 * GIB)
+        await rig.advance(25)
+        (row,) = [h for h in rig.shot().gpus.holders if h.pid == pid_of(rank)]
+        assert (row.kind, row.server) == (HolderKind.RANK, "main")
+        assert row.evidence == "in the container of main" and row.container == box[:12]
+        kill = KillProcesses((rank.facts.identity,), confirmed=True, group=True)
+        outcome = await rig.submit(kill)
+        assert outcome.exit_status == 4 and f"docker stop {box[:12]}" in outcome.message
+        assert rank.lives and rig.processes.sent == []

@@ -46,6 +46,18 @@ async def test_auto_grows_while_the_pool_has_room_and_no_queue(rig: Rig) -> None
     assert view.target > 16 and view.in_flight == view.target
 
 
+async def test_auto_does_not_believe_lengths_before_the_answers_have_turned_over_once(
+    rig: Rig,
+) -> None:
+    server = await auto(rig, tokens=5000)
+    server.generator.length = lambda _: 20 if len(server.generator.requests) < 20 else 5000
+    server.capacity, server.usage = 200, 0.3
+    await rig.advance(15)
+    view = rig.run()
+    assert 0 < view.done < view.in_flight
+    assert view.fit_at_mean is not None and view.fit_at_mean < 40 < view.target
+
+
 async def test_a_move_of_auto_is_told_once_it_stands_not_at_every_step(rig: Rig) -> None:
     server = await auto(rig, rows=2000, tokens=100)
     server.capacity, server.usage = 60, 0.9

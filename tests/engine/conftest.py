@@ -8,7 +8,7 @@ import pytest
 from tests.engine.client import EngineClient
 from tests.engine.install import why_not_current
 from tests.engine.launch import engine_home
-from tests.engine.server import EngineServer, start_server
+from tests.engine.server import EngineServer, PlainEngine, start_server
 
 
 @pytest.fixture(scope="session")
@@ -29,6 +29,20 @@ def engine(
         yield server
     finally:
         server.stop()
+
+
+@pytest.fixture(scope="session")
+def plain_engine(
+    installed_engine: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[PlainEngine]:
+    """The session's other server: without metrics, and a test may stop and restart it."""
+    folder = tmp_path_factory.mktemp("plain-engine")
+    plain = PlainEngine(folder, start_server(folder / "plain-1.log", enable_metrics=False))
+    try:
+        plain.server.wait_ready()
+        yield plain
+    finally:
+        plain.server.stop()
 
 
 @pytest.fixture

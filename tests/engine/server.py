@@ -117,6 +117,23 @@ class EngineServer:
         shutil.rmtree(self.scratch, ignore_errors=True)
 
 
+@dataclass(slots=True)
+class PlainEngine:
+    """A server without metrics that a test may stop, if it starts it again."""
+
+    folder: Path
+    server: EngineServer
+    starts: int = 1
+
+    def start_again(self) -> None:
+        """Bring a new server up on the port of the one that was stopped."""
+        self.starts += 1
+        port, log = self.server.port, self.folder / f"plain-{self.starts}.log"
+        self.server = start_server(log, "--port", str(port), enable_metrics=False)
+        self.server.port = port
+        self.server.wait_ready()
+
+
 def start_server(log_path: Path, *extra: str, **flags: Flag) -> EngineServer:
     """Start a server on a free port without waiting for it.
 

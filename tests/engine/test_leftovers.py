@@ -16,8 +16,6 @@ from tests.e2e.terminal import KVCTL
 from tests.engine.operating import Place, in_session, kill_and_wait, place_in
 from tests.engine.server import wait_for
 
-pytestmark = pytest.mark.engine
-
 PHASE_WITHIN_S = 90.0
 Members = list[psutil.Process]
 
@@ -140,6 +138,7 @@ def kill_while_serving(place: Place, main: int) -> int:
     return clear_and_check(place, main)
 
 
+@pytest.mark.engine
 def test_what_a_killed_launcher_leaves_is_listed_cleared_and_the_port_works_at_once(
     place: Place,
 ) -> None:

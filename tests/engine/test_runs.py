@@ -3,13 +3,13 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from itertools import islice
 from pathlib import Path
 
 import pytest
 from tests.engine.launch import engine_home
-from tests.engine.server import EngineServer, start_server
+from tests.engine.server import EngineServer, PlainEngine
 
 from kvctl.core.clock import RealClock
 from kvctl.core.domain.run import RunState
@@ -121,30 +121,10 @@ async def cut_three_times(driver: RunDriver) -> list[HarvestReport]:
     return reports
 
 
-@pytest.fixture
-def restarted(
-    engine_server: Callable[..., EngineServer], tmp_path: Path
-) -> Iterator[tuple[EngineServer, Callable[[], EngineServer]]]:
-    """A server of one's own, and a way to start it again on its port."""
-    first = engine_server()
-    later: list[EngineServer] = []
-
-    def again() -> EngineServer:
-        server = start_server(tmp_path / "again.log", "--port", str(first.port))
-        server.port = first.port
-        later.append(server)
-        server.wait_ready()
-        return server
-
-    yield first, again
-    for server in later:
-        server.stop()
-
-
 async def test_a_server_killed_mid_run_costs_no_row(
-    restarted: tuple[EngineServer, Callable[[], EngineServer]], tmp_path: Path
+    plain_engine: PlainEngine, tmp_path: Path
 ) -> None:
-    server, start_again = restarted
+    server = plain_engine.server
     path = write_run(tmp_path, "killed", tokens=80, concurrency=12)
     async with driving(path, server.url) as driver:
         await until(driver, lambda: done(driver) >= 10)
@@ -152,7 +132,7 @@ async def test_a_server_killed_mid_run_costs_no_row(
         await until(driver, lambda: driver.in_flight() == 0)
         assert driver.view(0.0).state is RunState.HOLDING
         assert done(driver) < 2 * EACH
-        await asyncio.to_thread(start_again)
+        await asyncio.to_thread(plain_engine.start_again)
         await finished(driver)
         assert driver.view(0.0).failed == 0
     assert len(outputs(tmp_path, "killed")) == 2 * EACH

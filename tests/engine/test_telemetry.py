@@ -6,13 +6,13 @@ import os
 import random
 import signal
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 import httpx
 import pytest
-from tests.engine.client import EngineClient
-from tests.engine.server import EngineServer
+from tests.engine.client import EngineClient, until
+from tests.engine.server import EngineServer, PlainEngine
 
 from kvctl.core.clock import RealClock
 from kvctl.core.domain.decode import (
@@ -35,6 +35,8 @@ from kvctl.core.probes.log_tail import FileLogTail
 from kvctl.core.probes.sglang_http import SglangEngine
 
 pytestmark = pytest.mark.engine
+
+STALL_AFTER_S = 6.0
 
 
 @dataclass
@@ -73,9 +75,15 @@ class Watcher:
             prefill_at=progress.prefill_at,
             progress_at=progress.progress_at,
             busy_since=progress.busy_since,
-            stall_after_s=8.0,
+            stall_after_s=STALL_AFTER_S,
         )
         return assess(inputs, ServerState.DECODING, time.monotonic())[0]
+
+    async def moves(self) -> bool:
+        return not (await self.look()).is_frozen
+
+    async def decodes(self) -> bool:
+        return self.health(await self.look()) is ServerState.DECODING
 
 
 @contextlib.asynccontextmanager
@@ -134,9 +142,9 @@ async def test_figures_of_a_server_at_its_ceiling_are_its_own(
 ) -> None:
     async with watching(engine) as watcher, load(engine.url, 14) as tokens:
         offset = engine.log_size()
-        await asyncio.sleep(6)
+        await asyncio.sleep(5)  # until the pool is full
         before, begin = tokens[0], time.monotonic()
-        for _ in range(21):
+        for _ in range(13):
             decode = await watcher.look()
             await asyncio.sleep(1)
         assert watcher.health(decode) is ServerState.DECODING
@@ -166,7 +174,7 @@ async def test_a_paused_engine_is_frozen_within_five_seconds_and_moves_again(
     engine: EngineServer, client: EngineClient, mode: str
 ) -> None:
     async with watching(engine) as watcher, load(engine.url, 6):
-        await asyncio.sleep(2)
+        await client.until_load(lambda load: load.running == 6, "six running requests")
         assert not (await watcher.look()).is_frozen
         await watcher.engine.pause(mode)
         paused_at = time.monotonic()
@@ -176,15 +184,14 @@ async def test_a_paused_engine_is_frozen_within_five_seconds_and_moves_again(
         assert (decode.running.value == 0) == (mode == "retract")
         assert (decode.running.age_s(time.monotonic()) or 0) > 2
         await watcher.engine.unpause()
-        await asyncio.sleep(2)
-        assert not (await watcher.look()).is_frozen
+        await until(watcher.moves, "figures that move again", 5)
 
 
 async def test_a_stopped_scheduler_is_stalled_and_recovers(
     engine: EngineServer, client: EngineClient
 ) -> None:
     async with watching(engine) as watcher, load(engine.url, 6):
-        await asyncio.sleep(2)
+        await client.until_load(lambda load: load.running == 6, "six running requests")
         await watcher.look()
         scheduler = next(p for p in engine.members() if "scheduler" in " ".join(p.cmdline()))
         os.kill(scheduler.pid, signal.SIGSTOP)
@@ -192,12 +199,11 @@ async def test_a_stopped_scheduler_is_stalled_and_recovers(
             begin = time.monotonic()
             while watcher.health(await watcher.look()) is not ServerState.STALLED:
                 assert time.monotonic() - begin < 20
-                await asyncio.sleep(1)
-            assert time.monotonic() - begin > 6
+                await asyncio.sleep(0.5)
+            assert time.monotonic() - begin > STALL_AFTER_S - 2
         finally:
             os.kill(scheduler.pid, signal.SIGCONT)
-        await asyncio.sleep(2)
-        assert watcher.health(await watcher.look()) is ServerState.DECODING
+        await until(watcher.decodes, "decoding again", 5)
 
 
 async def test_the_live_cap_is_set_read_back_and_restored(
@@ -216,9 +222,9 @@ async def test_the_live_cap_is_set_read_back_and_restored(
 
 
 async def test_without_metrics_exactly_the_counted_figures_are_unknown(
-    engine_server: Callable[..., EngineServer],
+    plain_engine: PlainEngine,
 ) -> None:
-    server = engine_server(enable_metrics=False)
+    server = plain_engine.server
     async with watching(server) as watcher, load(server.url, 14) as tokens:
         await asyncio.sleep(4)
         before, begin = tokens[0], time.monotonic()

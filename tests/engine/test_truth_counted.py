@@ -191,30 +191,41 @@ def generation_table(kvctld: Kvctld, counted: Counted, since: float) -> list[tup
     return pairs
 
 
+@dataclass
+class Equality:
+    """How pictures compare with what /v1/loads said in the same second."""
+
+    exact: int = 0
+    """All three figures are those of one of our own readings."""
+    between: int = 0
+    """They lie between our readings around them (usage moves by 0.03 in a tenth of a second)."""
+    total: int = 0
+
+
 def equal_seconds(
     kvctld: Kvctld, raw: list[tuple[float, tuple[int, int, float]]], since: float
-) -> tuple[int, int]:
-    """Return how many pictures equal what /v1/loads said at the very moment, and all of them.
-
-    A picture's counts were read between two of our readings: they must be one of those near it.
-    """
-    hits = total = 0
+) -> Equality:
+    """Compare every picture with our own readings of the second before it."""
+    found = Equality()
     for _, shot, server in kvctld.told(since):
         decode = server.decode
         if decode.running.at is None:
             continue
+        # Dated by when the answer came, on a busy host seconds after the scheduler wrote it.
         wall = shot.wall - (shot.at - decode.running.at)
-        near = [counts for stamp, counts in raw if abs(stamp - wall) <= 1.0]
-        if not near:
+        near = [counts for stamp, counts in raw if -2.5 <= stamp - wall <= 0.1]
+        if len(near) < 2:
             continue
-        total += 1
         shown = (decode.running.value, decode.queued.value, decode.token_usage.value)
         bounds = [(min(c), max(c)) for c in zip(*near, strict=True)]
-        inside = (
-            v is not None and low <= v <= high for v, (low, high) in zip(shown, bounds, strict=True)
+        slack = (0, 0, 0.03)
+        found.total += 1
+        found.exact += shown in near
+        found.between += all(
+            v is not None and low - s <= v <= high + s
+            for v, (low, high), s in zip(shown, bounds, slack, strict=True)
         )
-        hits += all(inside)
-    return hits, total
+    return found
 
 
 @pytest.mark.parametrize("metrics", [True, False], ids=["metrics", "no-metrics"])
@@ -223,10 +234,10 @@ async def test_figures_at_the_ceiling_equal_counts_made_without_kvctl(
 ) -> None:
     server = engine_server(enable_metrics=metrics)
     with kvctld_on(tmp_path / "state", server) as kvctld:
+        offset = server.log_size()
         async with load(server.url) as counted:
             await asyncio.sleep(15)
-            since, offset = time.monotonic(), server.log_size()
-            before = kvctld.newest().decode
+            since = time.monotonic()
             raw = await sampled_raw(server.url, WATCHED_S)
             decode = kvctld.newest().decode
             rate = counted.between(since, time.monotonic()) / (time.monotonic() - since)
@@ -235,11 +246,11 @@ async def test_figures_at_the_ceiling_equal_counts_made_without_kvctl(
                 float(told.decode.generation_tokens_per_s.value or 0)
                 for _, _, told in kvctld.told(since + 10)
             ]
-        hits, total = equal_seconds(kvctld, raw, since + 1)
+        equal = equal_seconds(kvctld, raw, since + 1)
         await asyncio.sleep(6)
         after = kvctld.newest().decode
         logged = retracted_in(server.log_text(offset))
-        shown = (after.retracted_total.value or 0) - (before.retracted_total.value or 0)
+        shown = after.retracted_total.value
         mean = sum(log_rates) / len(log_rates)
         word = "on" if metrics else "off"
         print(f"\nmetrics {word}: counted {rate:.0f} tok/s over {WATCHED_S:.0f} s")
@@ -249,7 +260,8 @@ async def test_figures_at_the_ceiling_equal_counts_made_without_kvctl(
             worst = max(abs(s / c - 1) for s, c in pairs)
             whole = sum(s for s, _ in pairs) / sum(c for _, c in pairs) - 1
             print(f"  {len(pairs)} windows of 10 s: all {whole:+.2%}, worst one {worst:.2%}")
-        print(f"  counts and usage equal to /v1/loads of the same moment: {hits} of {total}")
+        share = f"{equal.exact} the very same, {equal.between} between, of {equal.total}"
+        print(f"  counts and usage beside /v1/loads of the same second: {share}")
         print(f"  retractions: log {logged}, shown {shown} ({after.retracted_total.source})")
         document = server_document(kvctld.newest(), kvctld.shots[-1][1].at)
         for name, truth in document["figures"].items():
@@ -259,7 +271,7 @@ async def test_figures_at_the_ceiling_equal_counts_made_without_kvctl(
             told = ", ".join(f"{t.source} {t.value:.6g}" for t in comparison.told)
             print(f"  {comparison.figure}: {told}  {comparison.problem or 'agree'}")
         assert mean == pytest.approx(rate, rel=0.03)
-        assert hits >= 0.97 * total > 0
+        assert equal.between >= 0.97 * equal.total > 0
         assert logged > 0 and shown == logged
 
 

@@ -54,7 +54,7 @@ def finish(job: Job) -> None:
     with job.act("stop") as found:
         said = kvctl.call("server", "stop", "--yes")
         found["said"] = said.text[-500:]
-        _check_clean(job, "the GPU is clean after the stop")
+        _check_clean(job, "the GPU is clean after the stop, while kvctld runs")
         document = kvctl.read("status")
         found["events"] = [(e["wall"], e["kind"], e["text"]) for e in document["events"]]
         kvctl.call("daemon", "stop")

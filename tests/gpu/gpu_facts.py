@@ -1,7 +1,6 @@
 """What the driver itself says, through nvidia-smi: kvctl's figures are held against it."""
 
 import csv
-import os
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -32,13 +31,6 @@ def driver_text() -> str:
         return "no nvidia-smi on this host"
     words = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
     return subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip()
-
-
-def has_gpu_context(pid: int) -> bool:
-    """Whether a process has opened the device that every CUDA context needs."""
-    folder = f"/proc/{pid}/fd"
-    targets = [os.readlink(f"{folder}/{name}") for name in os.listdir(folder)]
-    return any("nvidia-uvm" in target for target in targets)
 
 
 def _query(what: str) -> list[list[str]]:

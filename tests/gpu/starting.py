@@ -4,7 +4,7 @@ import shutil
 import time
 from pathlib import Path
 
-from tests.gpu.gpu_facts import driver_text, has_gpu_context, read_driver
+from tests.gpu.gpu_facts import driver_text, read_driver
 from tests.gpu.job import Job
 
 PRESETS = Path(__file__).parent / "presets"
@@ -69,11 +69,13 @@ def compare_with_driver(job: Job, found: dict[str, object]) -> None:
     job.check(
         "memory as nvidia-smi says", abs(used - driver.used_mib) <= 64, [used, driver.used_mib]
     )
+    found["open_device_file_only"] = [pid for pid, memory in shown.items() if not memory]
+    shown = {pid: memory for pid, memory in shown.items() if memory}
     same = set(shown) == set(driver.processes) and all(
         abs(shown[pid] - driver.processes[pid]) <= 16 for pid in shown
     )
     job.check("processes and memory as nvidia-smi says", same, [shown, driver.processes])
     ranks = [p for p in device["processes"] if p["kind"] == "rank"]
     job.check("the scheduler is shown as a rank of the server", ranks, found["holders"])
-    clean = kvctld not in driver.processes and not has_gpu_context(kvctld)
-    job.check("kvctld holds no GPU context", clean, kvctld)
+    # NVML itself opens /dev/nvidia-uvm: only what the driver lists tells a context.
+    job.check("kvctld holds no GPU context", kvctld not in driver.processes, kvctld)

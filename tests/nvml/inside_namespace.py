@@ -76,7 +76,7 @@ class Kvctl:
         return found
 
     def terminal(self, *words: str, columns: int = 110, rows: int = 40) -> Terminal:
-        command = [KVCTL, "--state-dir", self.state, *words]
+        command: list[str | Path] = [KVCTL, "--state-dir", self.state, *words]
         return Terminal(command, columns=columns, rows=rows, environ=self.environment)
 
     def until(self, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
@@ -331,11 +331,12 @@ def test_kvctld_answers_while_the_driver_hangs_and_says_so(
     waits = []
     with kvctl.terminal() as panel:
         panel.wait_for("stuck")
-        for key, look in (
+        steps: list[tuple[str, Callable[[], None]]] = [
             ("?", lambda: panel.wait_for("type to search")),
             ("\x1b", lambda: panel.wait_gone("type to search")),
             ("6", lambda: panel.wait_for("6 or Esc")),
-        ):
+        ]
+        for key, look in steps:
             began = time.monotonic()
             panel.send(key)
             look()

@@ -122,7 +122,7 @@ def main() -> None:
     out["kvctld"] = kvctl.json("daemon", "status")["pid"]
     out["kill"] = kvctl("kill", "--leftovers", "--yes", "--wait", "1")
     out["apps_after"] = smi("compute-apps", "pid,used_memory")
-    time.sleep(3)
+    time.sleep(6)
     out["after"] = beside(kvctl)
     out["text"] = kvctl("gpus")["text"]
     kvctl("daemon", "stop")

@@ -98,6 +98,14 @@ def test_leftovers_without_a_gpu_are_rows_too() -> None:
     bare = GpuView(problem="no NVIDIA driver here", strays=view.strays, is_bare=True)
     text = "\n".join(drawn(scene(bare), View()))
     assert "no NVIDIA driver here" in text and "1 leftover process: 555" in text
+    zoomed = "\n".join(drawn(scene(bare), View(zoom=2)))
+    assert "no NVIDIA driver here" in zoomed and "leftover" in zoomed and "555" in zoomed
+
+
+def test_devices_of_before_are_not_shown_as_if_they_were_of_now() -> None:
+    view = replace(gpus(2, HolderKind.RANK), problem="the driver has not answered for 10 s")
+    text = "\n".join(drawn(scene(view), View(zoom=2)))
+    assert "has not answered" in text and "scheduler_TP0" not in text
 
 
 # -- marks ------------------------------------------------------------------------------------
@@ -186,3 +194,10 @@ def test_another_users_process_is_named_with_owner_and_container() -> None:
                 container="3f2a9c0d1e4b")  # fmt: skip
     text = "\n".join(line.text for line in kill.dialog(scene(view), KillState(), 100, 40))
     assert "not yours: 4343400 of ann (docker 3f2a9c0d1e4b) in container 3f2a9c0d1e4b" in text
+
+
+def test_what_kill_cannot_end_is_told_with_what_can_help() -> None:
+    view = gpus(1, HolderKind.EXITING, state="D", evidence="uninterruptible (D)")
+    text = "\n".join(line.text for line in kill.dialog(scene(view), KillState(), 100, 40))
+    assert "KILL cannot work until the kernel lets go" in text
+    assert "nvidia-smi --gpu-reset -i 0" in text

@@ -66,6 +66,17 @@ def test_a_count_that_was_true_a_second_ago_is_no_disagreement() -> None:
     assert told(state, 42.5, "running").problem is None
 
 
+def test_a_line_that_was_read_late_while_the_pool_fills_is_no_disagreement() -> None:
+    state = level()
+    for at, usage in ((41.0, 0.55), (42.0, 0.58), (43.0, 0.61)):
+        state = fold_loads(state, loads(at, rank(8, 3, usage=usage)), at)
+    late = decode_line(800)  # its usage is 0.20 in the helper: replaced here
+    late = replace(late, fields=(*(f for f in late.fields if f[0] != "token_usage"),
+                                 ("token_usage", 0.49)))  # fmt: skip
+    state = fold_log(state, [late], 43.4)
+    assert told(state, 43.5, "token_usage").problem is None
+
+
 def test_a_gauge_may_be_as_old_as_its_refresh_but_not_a_number_of_never() -> None:
     state = level()
     old = fold_metrics(state, metrics(40.0, {"num_running_reqs": 8.0}), 40.0)

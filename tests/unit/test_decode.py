@@ -355,11 +355,14 @@ def test_a_bad_line_of_metrics_is_counted() -> None:
     assert decode_of(fold_metrics(DecodeState(), reading, 1.0), 1.0).bad_metric_lines == 3
 
 
-def test_a_frozen_engines_counters_that_stand_still_are_unknown_not_a_zero_of_now() -> None:
+@pytest.mark.parametrize("tokens", [(500, 500, 500, 500), (500, 530, 530, 530)])
+def test_a_frozen_engines_counters_are_neither_a_zero_nor_a_rate_of_now(
+    tokens: tuple[int, ...],
+) -> None:
     state = DecodeState()
-    for at in (0.0, 4.0, 8.0, 12.0):
+    for at, count in zip((0.0, 4.0, 8.0, 12.0), tokens, strict=True):
         state = fold_loads(state, loads(at, rank(8, 3, taken=0.0)), at)
-        state = fold_metrics(state, decoded(at, 500.0), at)
+        state = fold_metrics(state, decoded(at, count), at)
     decode = decode_of(state, 12.0)
     assert decode.is_frozen
     for figure in (decode.generation_tokens_per_s, decode.prefill_tokens_per_s):

@@ -51,6 +51,18 @@ def test_a_flag_says_from_what_it_differs() -> None:
     assert pool.differs == ("default",)
 
 
+def test_a_size_that_nobody_gave_is_the_one_the_server_resolved() -> None:
+    flags = by_name(effective_flags(recorded(), PRESET, catalogue()))
+    limit = flags["max-running-requests"]
+    assert (limit.value, limit.at_start) == ("2048", "unset")
+    assert limit.differs == ("default", "run time")
+
+
+def test_a_switch_that_is_off_and_has_no_default_is_at_its_default() -> None:
+    flags = by_name(effective_flags(recorded(), PRESET, catalogue()))
+    assert "enable-dp-attention" not in flags and "disable-cuda-graph" not in flags
+
+
 def test_flags_that_move_the_ceiling_come_first_in_the_order_of_their_strength() -> None:
     flags = effective_flags(recorded(), PRESET, catalogue())
     moving = [flag.name for flag in flags if flag.moves_ceiling]

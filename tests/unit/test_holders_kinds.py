@@ -270,3 +270,10 @@ def test_what_merely_started_our_launch_is_not_its_owner() -> None:
 def test_an_unknown_identity_in_the_tree_does_not_match_by_pid_alone() -> None:
     server = replace(SERVER, tree=(ProcessIdentity(300, 1),))
     assert kind_of(process(300, "python train.py"), [], server) is HolderKind.FOREIGN
+
+
+def test_who_had_the_device_open_at_the_last_scan_and_has_ended_is_no_holder() -> None:
+    reading = GpuReading(1.0, (device(0),))
+    for hidden, count in ((frozenset[int](), 0), (frozenset({77}), 1)):
+        host = HostFacts({}, {77: (0,)}, hidden)
+        assert len(classify(reading, host, (), Me(0, "root", 4)).holders) == count

@@ -72,6 +72,15 @@ def test_every_step_of_a_recorded_start_is_seen_in_order() -> None:
     assert seen == ["process", "weights", "kv_pool", "graphs", "warmup"]
 
 
+def test_a_step_that_has_ended_is_not_ended_again_by_the_summary_line() -> None:
+    progress = launched(0.0)
+    for number, record in enumerate(records_of("sglang-0.5.17/server.log.gz")[:400]):
+        progress = fold_startup(progress, [record], float(number))
+    pool, graphs = progress.step("kv_pool"), progress.step("graphs")
+    assert pool.ended_at is not None and graphs.began_at is not None
+    assert pool.ended_at <= graphs.began_at
+
+
 def test_weight_shards_are_shown_as_they_load() -> None:
     bar = "Loading safetensors checkpoint shards:  38% Completed | 3/8 [00:09<00:15,  3.1s/it]"
     lines = ["[2026-11-02 09:00:00 TP0] Load weight begin. avail mem=138.20 GB", bar]
@@ -186,7 +195,8 @@ def test_a_pause_that_was_continued_is_not_blamed_for_a_watchdog() -> None:
     records = [parse_line(line) for line in [*lines, watchdog + "self.soft=False)"]]
     told = failure_of(records)
     assert told is not None and "paused" not in all_text(told)
-    assert "paused in place" in all_text(failure_of([records[0], records[2]]))
+    still_paused = failure_of([records[0], records[2]])
+    assert still_paused is not None and "paused in place" in all_text(still_paused)
 
 
 def test_a_warning_that_nothing_followed_is_no_failure() -> None:

@@ -232,7 +232,9 @@ def _pool_note(snapshot: Snapshot, decode: Decode, columns: int) -> Line:
         text += f" · {kilo_tokens(decode.used_tokens.value / decode.running.value)} each"
     pool = f"{decode.worst_pool} pool, " if decode.worst_pool not in (None, "full") else ""
     rank = f"{decode.worst_rank}: " if decode.worst_rank else ""
-    pen.put(26, f"{rank}{pool}{text}", Ink.DIM)
+    end = pen.put(26, f"{rank}{pool}{text}", Ink.DIM)
+    if decode.imbalance:
+        pen.put(end, f" · {decode.imbalance}", Ink.WARN, max(0, columns - end - 1))
     return pen.line()
 
 

@@ -9,8 +9,8 @@ from kvctl.tui.present.line import Ink, Pen
 
 MISSING = "–"
 WINDOW_S = 600.0
-LOADS_STALE_S = 4.5
-"""Counts are asked for every second and counters every three: older is not of now."""
+LOADS_STALE_S = 5.0
+"""Counts are asked for every second and counters every four: older is not of now."""
 METRICS_STALE_S = 30.0
 _EIGHTHS = "·▏▎▍▌▋▊▉"
 _LEVELS = "▁▂▃▄▅▆▇█"

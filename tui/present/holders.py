@@ -1,6 +1,6 @@
 """Pane 2 on the whole screen: each GPU with its history and every process that holds it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvctl.core.domain.gpus import GpuDevice, GpuView, Holder, HolderKind
 from kvctl.core.domain.holding import shown_holders
@@ -52,9 +52,12 @@ _BROAD = _Places(13, 12, 29, 32, 49, 55, 65, 73, 75, 92, 102)
 
 
 def rows(gpus: GpuView) -> list[Row]:
-    """Return the lines of the pane: every GPU with who holds it, then what holds none."""
+    """Return the lines of the pane: every GPU with who holds it, then what holds none.
+
+    Where the driver does not answer, the devices of before are not shown as if they were of now.
+    """
     found: list[Row] = []
-    for device in gpus.devices:
+    for device in () if gpus.problem else gpus.devices:
         shown = shown_holders(gpus, device)
         found += [Row(device, holder, number == 0) for number, holder in enumerate(shown)]
         if not shown:
@@ -79,13 +82,14 @@ def zoomed(snapshot: Snapshot, view: View, columns: int, height: int) -> list[Li
     """Return one line a GPU and holder, then what is known of the selected one."""
     gpus = snapshot.gpus
     found = rows(gpus)
-    if not found or (gpus.problem and not gpus.strays):
+    if not found:
         return absent(gpus, columns)
     places = _BROAD if columns >= WIDE else _NARROW
     cursor = min(view.cursor, len(found) - 1)
-    spare = height - len(found)
-    drawn = [_head(places, columns)] if spare > 0 else []
-    below = _details(found[cursor], gpus, snapshot.at, columns)[: max(0, spare - len(drawn))]
+    drawn = absent(replace(gpus, strays=()), columns) if gpus.problem else []
+    spare = height - len(drawn) - len(found)
+    drawn += [_head(places, columns)] if spare > 0 else []
+    below = _details(found[cursor], gpus, snapshot.at, columns)[: max(0, spare - 1)]
     room = max(1, height - len(drawn) - len(below))
     first = max(0, min(cursor - room + 1, len(found) - room))
     for number, row in enumerate(found[first : first + room], first):

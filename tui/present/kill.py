@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from kvctl.core.domain.gpus import GpuView, Holder, HolderKind
-from kvctl.core.domain.holding import every_holder, is_left_behind
+from kvctl.core.domain.holding import every_holder, is_left_behind, stuck_advice
 from kvctl.core.domain.snapshot import Snapshot
 from kvctl.core.domain.units import mib
 from kvctl.tui.present.box import Box
@@ -231,6 +231,9 @@ def _warnings(box: Box, chosen: Sequence[Holder], state: KillState) -> None:
     if problem:
         box.text(f"✗ {problem}", Ink.BAD, 2)
         return
+    stuck = [h for h in chosen if h.kind is HolderKind.EXITING]
+    if stuck:
+        box.text(f"! {stuck[0].pid}: {stuck_advice(stuck[0].gpu_index)}", Ink.WARN, 3)
     also = " and all else of the launch" if state.scope is Scope.LAUNCH else ""
     pids = ", ".join(str(holder.pid) for holder in chosen[:8])
     more = f" and {len(chosen) - 8} more" if len(chosen) > 8 else ""

@@ -70,10 +70,13 @@ def _why_line(label: str, value: str, source: str, columns: int) -> list[Line]:
 
 def _sources(snapshot: Snapshot, columns: int) -> list[Line]:
     """Return what each source says of a figure that several tell, disagreements first."""
-    compared = snapshot.server.decode.sources if snapshot.server else ()
-    if not compared:
+    decode = snapshot.server.decode if snapshot.server else None
+    compared = decode.sources if decode else ()
+    if decode is None or not compared:
         return []
     drawn = [blank(columns), plain(columns, " Sources", Ink.DIM)]
+    if decode.imbalance:
+        drawn += _why_line("DP ranks", decode.imbalance, "", columns)
     for found in sorted(compared, key=lambda c: c.problem is None):
         label = found.figure.removesuffix("_tokens_per_s").replace("_", " ")
         if found.problem is not None:
