@@ -5,7 +5,7 @@ There is no GPU here: leftovers are told by their launch. The many rounds run wi
 
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from tests.e2e.terminal import KVCTL
 from tests.engine.operating import Place, in_session, kill_and_wait, place_in
 from tests.engine.server import wait_for
 
-PHASE_WITHIN_S = 90.0
+PHASE_WITHIN_S = 180.0
 Members = list[psutil.Process]
 
 
@@ -150,12 +150,11 @@ def test_what_a_killed_launcher_leaves_is_listed_cleared_and_the_port_works_at_o
 
 @pytest.mark.soak
 @pytest.mark.parametrize("with_kvctld", [False, True], ids=["kvctld lives", "kvctld dies too"])
+@pytest.mark.parametrize("phase", PHASES, ids=lambda phase: phase.name)
 def test_every_phase_of_a_start_can_be_killed_and_a_restart_works_at_once(
-    place: Place, with_kvctld: bool, record_property: Callable[[str, object], None]
+    place: Place, phase: Phase, with_kvctld: bool
 ) -> None:
-    for phase in PHASES:
-        left = kill_during_start(place, phase, with_kvctld=with_kvctld)
-        main = start_works_at_once(place)
-        serving = kill_while_serving(place, main)
-        print(f"{phase.name}: {left} left, then serving: {serving} left", flush=True)
-        record_property(phase.name, [left, serving])
+    left = kill_during_start(place, phase, with_kvctld=with_kvctld)
+    main = start_works_at_once(place)
+    serving = kill_while_serving(place, main)
+    print(f"{phase.name}: {left} left, then serving: {serving} left", flush=True)

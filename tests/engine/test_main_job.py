@@ -168,12 +168,13 @@ def test_the_main_job_by_keys_in_the_panel(place: Place) -> None:
         slots_follow_the_keys(panel)
         p_stops_sending_and_sends_again(panel)
         restart_with_another_preset(panel)
-        wait_running(panel)
+        the_panel_brings_a_killed_kvctld_back(panel, place)
         kvctld = place.kvctld()["pid"]
         panel.hang_up()
         panel.wait_exit()
     run = place.run()
     assert run["state"] == "running" and is_under_way(run)
+    shutil.rmtree(Path(place.kvctld()["socket"]).parent)
     with place.panel() as panel:
         wait_running(panel)
         panel.send("q")
@@ -181,7 +182,7 @@ def test_the_main_job_by_keys_in_the_panel(place: Place) -> None:
     assert place.kvctld()["pid"] == kvctld
     with place.panel() as panel:
         panel.wait_for(f"{NAME} · FINISHED", 120)
-        panel.wait_for(f"{2 * ROWS} of {2 * ROWS}")
+        panel.wait_for("80 of 80")
         stop_the_server(panel, place)
     place.check_output(NAME, TOKENS)
     assert any(len(launches(answer)) > 1 for answer in place.answers(NAME))
@@ -303,6 +304,14 @@ def restart_with_another_preset(panel: Terminal) -> None:
     panel.wait_for("done: cpu-tiny-2x at", START_WITHIN_S)
     leave_dialog(panel, "done: cpu-tiny-2x")
     panel.wait_for("cpu-tiny-2x · READY")
+
+
+def the_panel_brings_a_killed_kvctld_back(panel: Terminal, place: Place) -> None:
+    wait_running(panel)
+    killed = place.kill_kvctld()
+    panel.wait_until(lambda: place.kvctl("daemon", "status").status == 0, "another kvctld", 60)
+    assert place.kvctld()["pid"] != killed
+    wait_running(panel)
 
 
 def stop_the_server(panel: Terminal, place: Place) -> None:
