@@ -1,7 +1,8 @@
 """One server under observation: its sources, its figures, its state.
 
 Each source has its own loop; `tick` turns what they brought into a state once a second. A
-watch only reads: stopping, pausing and launching are the server desk's.
+watch only reads: stopping, pausing and launching are the server desk's. Longer than a room should
+be because every source of one server meets here in the one state that `tick` judges.
 """
 
 import asyncio
