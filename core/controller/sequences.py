@@ -74,6 +74,8 @@ class Sequences:
         """Launch a preset under a name that serves nothing now."""
         name = command.server or self.desk.default_name()
         old = self.desk.watches.get(name)
+        if old is not None:
+            old.tick()  # it may have ended this very second
         if old is not None and not is_lost(old.state):
             raise CommandRefused(
                 f"{name} runs already ({old.state.value}, preset {old.record.preset}): "
@@ -99,6 +101,7 @@ class Sequences:
     async def restart(self, command: RestartServer, id: str) -> Outcome:
         """Check the preset, stop, prove clean, start, resume the run."""
         watch = self.desk.by_name(command.server)
+        watch.tick()  # it may have ended this very second
         preset = command.preset or watch.record.preset
         if preset is None:
             raise UsageError(f"{watch.record.name} was not started from a preset: name one")

@@ -9,7 +9,7 @@ from kvctl.core.clock import Clock, RealClock, ScaledClock
 from kvctl.core.controller.controller import Controller
 from kvctl.core.controller.host import Host
 from kvctl.core.daemon.paths import DaemonPaths
-from kvctl.core.ports import GpuSource
+from kvctl.core.ports import GpuSource, Processes
 from kvctl.core.probes.log_tail import FileLogTail
 from kvctl.core.probes.nvml import NvmlSource
 from kvctl.core.probes.processes import HostProcesses, read_me
@@ -19,6 +19,7 @@ from kvctl.core.servers.config import read_config
 from kvctl.core.servers.launch import Launcher
 from kvctl.core.servers.preset_store import PresetStore, preset_folders
 from kvctl.core.sim.gpus import SimulatedGpus
+from kvctl.core.sim.processes import SimulatedProcesses
 from kvctl.core.sim.simclock import clock_from_environment
 
 PUBLISH_REAL_S = 0.25
@@ -42,7 +43,7 @@ def build_controller(
         clock=clock,
         me=read_me(),
         gpus=gpus,
-        processes=HostProcesses(),
+        processes=_processes(simulated),
         launcher=Launcher(clock, env),
         presets=PresetStore(preset_folders(paths.config), env),
         config=read_config(paths.config / "config.toml"),
@@ -58,3 +59,8 @@ def build_controller(
 
 def _speed(clock: Clock) -> float:
     return clock.speed if isinstance(clock, ScaledClock) else 1.0
+
+
+def _processes(simulated: Path | None) -> Processes:
+    real = HostProcesses()
+    return real if simulated is None else SimulatedProcesses(real, str(simulated))

@@ -8,7 +8,14 @@ from tests.fakes.launcher import READY, Boot
 from tests.fakes.rig import Rig
 from tests.fakes.runs import answers
 
-from kvctl.core.controller.commands import CloseRun, PauseRun, RestartServer, Throttle
+from kvctl.core.controller.commands import (
+    CloseRun,
+    Command,
+    PauseRun,
+    RestartServer,
+    StartServer,
+    Throttle,
+)
 from kvctl.core.controller.controller import Controller
 from kvctl.core.domain.run import RunState
 
@@ -48,6 +55,16 @@ async def test_after_a_long_start_the_counts_are_current_at_once(rig: Rig) -> No
     started.server.others = 3
     await rig.advance(2.5)
     assert rig.server().decode.running.value == 3
+
+
+@pytest.mark.parametrize("command", [StartServer("small"), RestartServer("small")])
+async def test_a_server_that_ended_this_very_second_can_be_started_at_once(
+    rig: Rig, command: Command
+) -> None:
+    started = await rig.serving()
+    rig.processes.end(started.launched.identity, status=-9)
+    outcome = await rig.submit(command)
+    assert outcome.is_done and rig.server().pid != started.launched.pid
 
 
 def launches(record: dict[str, Any]) -> list[str]:

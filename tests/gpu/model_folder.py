@@ -1,8 +1,9 @@
 """Writes a model folder for `--load-format dummy`: config and tokenizer, no weights.
 
-    python -m tests.gpu.model_folder OUT
+    python -m tests.gpu.model_folder OUT [LAYERS]
 
-The shape is Llama-3.1-8B's: 32 layers, 8 KV heads of 128: 128 KiB of KV a token in bf16.
+The shape is Llama-3.1-8B's: 32 layers unless told otherwise, 8 KV heads of 128: 128 KiB of KV
+a token in bf16.
 """
 
 import json
@@ -19,9 +20,10 @@ from tests.engine.tiny_model import (
 
 VOCABULARY = 128_256
 CONTEXT_TOKENS = 32_768
+LAYERS = 32
 
 
-def config_json() -> dict[str, object]:
+def config_json(layers: int) -> dict[str, object]:
     """The model's shape, as transformers names it."""
     return {
         "architectures": ["LlamaForCausalLM"],
@@ -30,7 +32,7 @@ def config_json() -> dict[str, object]:
         "max_position_embeddings": CONTEXT_TOKENS,
         "hidden_size": 4096,
         "intermediate_size": 14336,
-        "num_hidden_layers": 32,
+        "num_hidden_layers": layers,
         "num_attention_heads": 32,
         "num_key_value_heads": 8,
         "head_dim": 128,
@@ -56,11 +58,11 @@ def named_tokenizer() -> dict[str, object]:
     return document
 
 
-def write_model(folder: Path) -> None:
+def write_model(folder: Path, layers: int = LAYERS) -> None:
     """Fill the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     documents = {
-        "config.json": config_json(),
+        "config.json": config_json(layers),
         "generation_config.json": {"bos_token_id": BOS_ID, "eos_token_id": EOS_ID},
         "tokenizer.json": named_tokenizer(),
         "tokenizer_config.json": tokenizer_config_json() | {"model_max_length": CONTEXT_TOKENS},
@@ -70,4 +72,4 @@ def write_model(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    write_model(Path(sys.argv[1]))
+    write_model(Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else LAYERS)

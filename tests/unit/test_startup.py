@@ -77,7 +77,8 @@ def test_a_step_that_has_ended_is_not_ended_again_by_the_summary_line() -> None:
     for number, record in enumerate(records_of("sglang-0.5.17/server.log.gz")[:400]):
         progress = fold_startup(progress, [record], float(number))
     pool, graphs = progress.step("kv_pool"), progress.step("graphs")
-    assert pool.ended_at is not None and graphs.began_at is not None
+    assert pool is not None and pool.ended_at is not None
+    assert graphs is not None and graphs.began_at is not None
     assert pool.ended_at <= graphs.began_at
 
 
