@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from kvctl.core.daemon.client import DaemonClient
 
 INTERRUPTED = 130
+_SAID_BY_OUTCOME = ("failed", "refused")
+"""Events that the outcome repeats word for word."""
 
 
 def carry_out(session: Session, client: "DaemonClient", command: Command) -> int:
@@ -19,35 +21,31 @@ def carry_out(session: Session, client: "DaemonClient", command: Command) -> int
 
     Ctrl-C only ends the watching: kvctld carries the command to its end.
     """
-    last: Event | None = None
+    last = ""
     try:
         for news in client.follow(command):
             if isinstance(news, Outcome):
-                return _tell_end(session, news, last)
-            if last is not None:
-                session.say(event_line(last))
-            last = news
+                return tell_outcome(session, news, told=last)
+            if news.kind not in _SAID_BY_OUTCOME:
+                session.say(event_line(news))
+                last = news.text
     except KeyboardInterrupt:
         session.warn("no longer watching; kvctld carries the command on, `kvctl watch` follows it")
     return INTERRUPTED
 
 
-def _tell_end(session: Session, outcome: Outcome, last: Event | None) -> int:
-    """Print the last event, unless the outcome says the same, and the outcome."""
-    if last is not None and last.text != outcome.message:
-        session.say(event_line(last))
-    return tell_outcome(session, outcome)
+def tell_outcome(session: Session, outcome: Outcome, told: str = "") -> int:
+    """Print what was observed and the message: done to stdout, not done to stderr.
 
-
-def tell_outcome(session: Session, outcome: Outcome) -> int:
-    """Print what was observed and the message: done to stdout, not done to stderr."""
+    A message that the last event has just `told` is not repeated.
+    """
     for line in outcome.observed:
         session.say(f"  {one_line(line)}")
     message = one_line(outcome.message)
-    if outcome.is_done:
-        session.say(message)
-    else:
+    if not outcome.is_done:
         session.warn(message)
+    elif outcome.message != told:
+        session.say(message)
     return outcome.exit_status
 
 

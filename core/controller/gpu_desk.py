@@ -84,7 +84,7 @@ class GpuDesk:
                 self._under_way.discard(token)
 
         try:
-            view = await read_within(self.host.clock, limit_s, work)
+            view = await read_within(self.host.clock, limit_s * self.host.pace, work)
         except TimeoutError:
             return self._unread(f"the driver has not answered for {limit_s:.0f} s: it may be stuck")
         except Exception as error:  # the probe boundary: a source that breaks ends nothing

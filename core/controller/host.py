@@ -37,6 +37,8 @@ class Host:
     """Watch SGLang servers that run here although nobody named them."""
     publish_every_s: float = 0.25
     """Seconds of the clock between two snapshots at most."""
+    pace: float = 1.0
+    """Seconds of the clock in a real second: what real devices need does not run faster."""
 
     @property
     def log_folder(self) -> Path:

@@ -52,12 +52,13 @@ def build_controller(
         open_generator=lambda url, key: AiohttpGenerator(url, api_key=key),
         open_tail=FileLogTail,
         finds_servers=simulated is None and env.get("KVCTL_FIND", "1") != "0",
-        publish_every_s=PUBLISH_REAL_S * _speed(clock),
+        publish_every_s=PUBLISH_REAL_S * _pace(clock),
+        pace=_pace(clock),
     )
     return Controller(host)
 
 
-def _speed(clock: Clock) -> float:
+def _pace(clock: Clock) -> float:
     return clock.speed if isinstance(clock, ScaledClock) else 1.0
 
 

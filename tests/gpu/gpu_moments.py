@@ -155,6 +155,8 @@ def capture_panel(job: Job, name: str) -> str | None:
     with Terminal(command, columns=150, rows=46) as terminal:
         try:
             terminal.wait_for("TP1|DP1", 12)
+            drawn_at = time.monotonic() + 1.5  # the rest of that frame and the next one
+            terminal.wait_until(lambda: time.monotonic() > drawn_at, "the whole frame", 5)
         finally:
             (job.plan.out / f"panel-{name}.txt").write_text(terminal.text, encoding="utf-8")
     return f"panel-{name}.txt"
