@@ -101,8 +101,8 @@ class Questions:
         run = self.app.snapshot.run
         if run is None:
             return
-        held = run.held_tokens_mean
-        tokens = f" (~{kilo_tokens(run.in_flight * held)} tokens)" if held else ""
+        made = run.in_flight_tokens
+        tokens = f" (~{kilo_tokens(made)} tokens)" if made else ""
         wait = f"~{duration(run.mean_answer_s)}" if run.mean_answer_s else ""
         frozen = "the engine stands still, answers keep their tokens and GPU memory; others' too"
         options = (

@@ -50,6 +50,7 @@ def server_lines(server: Server) -> Iterator[str]:
         f"preset {server.preset}" if server.preset else "",
         server.model or "",
         f"TP {server.tp_size}" if server.tp_size else "",
+        f"DP {server.dp_size}" if (server.dp_size or 1) > 1 else "",
         f"sglang {server.version}" if server.version else "",
         f"owner {server.owner}" if server.owner else "",
     )

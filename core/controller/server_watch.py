@@ -32,9 +32,10 @@ from kvctl.core.domain.server import (
     LaunchFlag,
     Server,
     ServerState,
+    Stage,
 )
 from kvctl.core.domain.startfailure import failure_of
-from kvctl.core.domain.startup import StartupProgress, fold_startup
+from kvctl.core.domain.startup import StartupProgress, fold_startup, stages_of
 from kvctl.core.domain.telemetry import LoadsReading, MetricsReading, ServerInfo
 from kvctl.core.ports import Engine, LogTail, ProbeFailed
 
@@ -208,11 +209,17 @@ class ServerWatch:
             flags=self.flags,
             effective=self.effective,
             are_defaults_known=self.catalogue is not None,
-            stages=tuple(self.stages.items),
+            stages=self._stages(),
             failure=self.failure,
             decode=replace(self._figures(now), is_frozen=self.is_frozen),
             live_cap=self.info.live_cap if self.info and record.cap_before is not None else None,
         )
+
+    def _stages(self) -> tuple[Stage, ...]:
+        """Return the sequence's stages, or what the log tells of an earlier kvctld's start."""
+        if self.stages.items or self.state is not ServerState.STARTING:
+            return tuple(self.stages.items)
+        return stages_of(self.startup)
 
     @property
     def is_frozen(self) -> bool:

@@ -25,7 +25,7 @@ class DaemonLock:
     def __init__(self, path: Path, name: str) -> None:
         """Remember the lock file and the abstract name; takes nothing yet."""
         self._path = path
-        self._name = f"\0kvctld-{os.getuid()}-{name}"
+        self._name = _abstract(name)
         self._file: int | None = None
         self._anchor: socket.socket | None = None
 
@@ -48,6 +48,7 @@ class DaemonLock:
         Raises:
             AlreadyRunning: Another kvctld (in another network namespace) took its place.
         """
+        self._hang_up()
         if self._file is not None and _is_same_file(self._file, self._path):
             return False
         fresh = self._lock_file()
@@ -64,6 +65,15 @@ class DaemonLock:
         if self._anchor is not None:
             self._anchor.close()
             self._anchor = None
+
+    def _hang_up(self) -> None:
+        """Let go of who asked whether the name lives, so that the next one is heard too."""
+        if self._anchor is None:
+            return
+        self._anchor.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                self._anchor.accept()[0].close()
 
     def _lock_file(self) -> int:
         number = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -90,15 +100,34 @@ class DaemonLock:
     def _refuse_unless_foreign(self) -> None:
         # Any user may take an abstract name; only our own uid's claim counts.
         with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as probe:
-            probe.settimeout(1.0)
             try:
-                probe.connect(self._name)
+                pid, uid = _peer(probe, self._name)
             except OSError:
                 raise AlreadyRunning(_held_by(holder_pid(self._path))) from None
-            packed = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-            pid, uid, _ = struct.unpack("3i", packed)
         if uid == os.getuid():
             raise AlreadyRunning(_held_by(pid))
+
+
+def lives_by_name(name: str) -> bool:
+    """Return whether our user's kvctld lives, told by the name that cannot be deleted."""
+    with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as probe:
+        try:
+            return _peer(probe, _abstract(name))[1] == os.getuid()
+        except OSError:
+            return False
+
+
+def _abstract(name: str) -> str:
+    return f"\0kvctld-{os.getuid()}-{name}"
+
+
+def _peer(probe: socket.socket, name: str) -> tuple[int, int]:
+    """Return pid and uid of who listens under an abstract name. Raises OSError if none does."""
+    probe.settimeout(1.0)
+    probe.connect(name)
+    packed = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    pid, uid, _ = struct.unpack("3i", packed)
+    return pid, uid
 
 
 def holder_pid(path: Path) -> int | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kvctl.core.controller.commands import StopDaemon
 from kvctl.core.daemon.client import DaemonClient
-from kvctl.core.daemon.lock import AlreadyRunning, holder_pid, is_locked
+from kvctl.core.daemon.lock import AlreadyRunning, holder_pid, is_locked, lives_by_name
 from kvctl.core.daemon.logfile import last_line
 from kvctl.core.daemon.paths import DaemonPaths, check_socket_folder, prepare_folders
 from kvctl.core.daemon.waiting import wait_for
@@ -18,6 +18,7 @@ from kvctl.core.domain.errors import CommandTimedOut, DaemonUnreachable
 
 START_WITHIN_S = 30.0
 STOP_WITHIN_S = 30.0
+REAPPEARS_WITHIN_S = 6.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,14 @@ def running(paths: DaemonPaths) -> DaemonInfo | None:
         DaemonUnreachable: The socket's folder is not this user's own.
     """
     check_socket_folder(paths, os.getuid())
+    info = _answering(paths)
+    if info is None and lives_by_name(paths.name_hash):
+        # Its folder was just deleted (a logout): it makes its socket again within seconds.
+        return wait_for(lambda: _answering(paths), REAPPEARS_WITHIN_S)
+    return info
+
+
+def _answering(paths: DaemonPaths) -> DaemonInfo | None:
     try:
         with DaemonClient(paths.socket) as client:
             return client.daemon()

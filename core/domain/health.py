@@ -7,8 +7,11 @@ front end answers while the scheduler hangs, and stays silent while a long prefi
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from kvctl.core.domain.logstages import WARMUP
 from kvctl.core.domain.server import Failure, ServerState
+from kvctl.core.domain.startup import STEPS
 
+WARMING_UP = dict(STEPS)[WARMUP]
 STALL_AFTER_S = 30.0
 """No token for this long while requests run or wait: stalled."""
 UNREACHABLE_AFTER_S = 10.0
@@ -103,13 +106,25 @@ def _stopping(inputs: HealthInputs) -> Assessment | None:
 
 
 def _starting(inputs: HealthInputs) -> Assessment | None:
-    if inputs.is_ready_seen or inputs.last_answer_at is not None:
+    if inputs.is_ready_seen:
+        return None
+    if inputs.last_answer_at is not None and not _is_warming_up(inputs):
         return None
     if inputs.failure is not None:
         return ServerState.FAILED, inputs.failure.headline
     if inputs.is_process_alive is None:
         return ServerState.UNREACHABLE, f"no answer yet: {inputs.probe_cause or 'not asked'}"
     return ServerState.STARTING, inputs.startup or "the process runs, its log says nothing yet"
+
+
+def _is_warming_up(inputs: HealthInputs) -> bool:
+    """Return whether it answers, but its own first request is still computed.
+
+    Source: SGLang opens its port before the warm-up request; that one can compile kernels for
+    half a minute, while the counts stand still.
+    """
+    is_first = inputs.startup == WARMING_UP and inputs.progress_at is None
+    return is_first and inputs.failure is None
 
 
 def _paused(inputs: HealthInputs) -> Assessment | None:

@@ -36,6 +36,7 @@ _CLASSES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ("watchdog", r"(?:\w+ )?[Ww]atchdog timeout \(self\.watchdog_timeout="),
         ("killed", r"Subprocess \S+ \(pid=\d+\) crashed with exit code -9\b|Killed\Z"),
         ("crashed", r"Subprocess \S+ \(pid=\d+\) crashed with exit code"),
+        ("peer_lost", r"\w+: \[\S*gloo\S*\] Connection (?:closed|reset) by peer"),
         ("oom_start", r"(?:[\w.]+: )?Not enough memory\. Please try to increase --mem-fraction"),
         ("oom_start", r"(?:[\w.]+: )?Loaded weights leave no GPU memory for the KV cache"),
         ("host_memory", r"(?:[\w.]+: )?Not enough host memory available"),

@@ -89,6 +89,8 @@ class Run:
     auto_target: int | None = None
     """What AUTO would set (shadow while MANUAL)."""
     in_flight: int = 0
+    in_flight_tokens: float = 0.0
+    """Output tokens that the answers in flight have made so far, estimated."""
     policy: CeilingPolicy = CeilingPolicy.THROTTLE
     pause_above: float = 0.95
     """Token usage (0..1) above which the policy `pause` stops sending."""

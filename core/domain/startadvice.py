@@ -126,6 +126,13 @@ def _say_nccl(cause: Cause, records: Sequence[LogRecord]) -> Saying:
     )
 
 
+def _say_peer_lost(cause: Cause, records: Sequence[LogRecord]) -> Saying:
+    teller = next((r.rank for r in reversed(records[: cause.index + 1]) if r.rank), "a rank")
+    return f"a rank ended without a word: {teller} lost its connection to it", (
+        "killed from outside, or by the kernel for memory: see dmesg and the host's memory",
+    )
+
+
 def _say_killed(cause: Cause, records: Sequence[LogRecord]) -> Saying:
     return "a process of the server was killed from outside", (
         "the kernel's out-of-memory killer or an operator: see dmesg and the host's memory",
@@ -168,6 +175,7 @@ _SAYINGS: dict[str, Callable[[Cause, Sequence[LogRecord]], Saying]] = {
     "pool_too_small": _say_pool,
     "watchdog": _say_watchdog,
     "nccl": _say_nccl,
+    "peer_lost": _say_peer_lost,
     "killed": _say_killed,
     "host_memory": _say_host_memory,
     "parent_gone": _say_parent_gone,

@@ -176,7 +176,7 @@ def all_well(scene: Scene) -> Verdict:
     load = load_of(scene)
     if load is None or load.running + load.queued == 0:
         return Verdict(
-            VerdictWord.OK, f"Server {server.state.value}: nothing to do.", "s start a run"
+            VerdictWord.OK, "Server ready: nothing runs or waits.", "s start a run"
         )
     steady = "Steady" if server.decode.steady_since is not None else "Decoding"
     sentence = f"{steady}: {load.running:.0f} decode, {load.queued:.0f} wait, nothing is lost."

@@ -82,6 +82,9 @@ def view_run(
         target=sum(slots.target for slots in servers),
         auto_target=standing.auto_target,
         in_flight=opened.counters.in_flight,
+        in_flight_tokens=sum(
+            _tokens_in_flight(opened, n, flights, standing) for n in range(len(works))
+        ),
         policy=spec.policy,
         pause_above=spec.pause_above,
         resume_below=spec.resume_below,

@@ -156,6 +156,7 @@ RUN = Run(
     target=46,
     auto_target=46,
     in_flight=46,
+    in_flight_tokens=88_412.0,
     servers=("http://127.0.0.1:30000",),
     partitions=PARTITIONS,
     total=88_000,

@@ -54,7 +54,7 @@ def test_without_sources_the_page_is_as_it_was() -> None:
 
 def test_the_decode_pane_names_the_worst_rank_and_the_imbalance() -> None:
     page = "\n".join(texts(pane.body(shown(), View(), 110, 20)))
-    assert "DP0: " in page and "DP0 has 31 queued while DP1 runs 2" in page
+    assert "DP0 fullest" in page and "DP0 has 31 queued while DP1 runs 2" in page
 
 
 def test_the_status_document_has_every_source_with_its_age_and_window() -> None:

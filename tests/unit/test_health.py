@@ -86,6 +86,23 @@ def test_a_start_is_starting_with_its_step_until_it_is_ready() -> None:
     assert assess(inputs, None, 5.0) == (ServerState.STARTING, "weights 3/8")
 
 
+def test_a_server_that_answers_while_its_first_request_is_computed_still_starts() -> None:
+    warming = HealthInputs(
+        is_process_alive=True,
+        startup="first token",
+        last_answer_at=100.0,
+        running=0,
+        queued=0,
+        is_frozen=True,
+        frozen_since=60.0,
+    )
+    assert state_of(warming) is ServerState.STARTING
+    assert state_of(replace(warming, is_ready_seen=True)) is not ServerState.STARTING
+    assert state_of(replace(warming, startup="")) is not ServerState.STARTING
+    busy = replace(warming, progress_at=99.0, decode_at=99.0, running=1, is_frozen=False)
+    assert state_of(busy) is ServerState.DECODING
+
+
 def test_an_adopted_server_that_answers_is_ready_without_a_ready_line() -> None:
     assert state_of(replace(IDLE, is_ready_seen=False)) is ServerState.IDLE
 

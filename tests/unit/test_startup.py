@@ -182,6 +182,12 @@ def test_a_recorded_end_has_its_cause_and_evidence(name: str, kind: str, told: s
     assert any(line.startswith(f"{number}  ") for line in found.evidence)
 
 
+def test_a_surviving_rank_that_lost_its_peer_tells_of_the_rank_that_died() -> None:
+    found = failure("sglang-0.5.17/gpu/tp2_scheduler_killed.log")
+    assert found.headline == "a rank ended without a word: TP0 lost its connection to it"
+    assert "killed from outside" in all_text(found)
+
+
 @pytest.mark.parametrize(
     "name", ["sigterm_drain", "sigterm_while_paused", "sigterm_force_shutdown"]
 )

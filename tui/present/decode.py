@@ -231,8 +231,9 @@ def _pool_note(snapshot: Snapshot, decode: Decode, columns: int) -> Line:
     if decode.used_tokens.value and decode.running.value:
         text += f" · {kilo_tokens(decode.used_tokens.value / decode.running.value)} each"
     pool = f"{decode.worst_pool} pool, " if decode.worst_pool not in (None, "full") else ""
-    rank = f"{decode.worst_rank}: " if decode.worst_rank else ""
-    end = pen.put(26, f"{rank}{pool}{text}", Ink.DIM)
+    # The tokens are those of all ranks; the bar above is the fullest one's.
+    fullest = f" · {decode.worst_rank} fullest" if decode.worst_rank else ""
+    end = pen.put(26, f"{pool}{text}{fullest}", Ink.DIM)
     if decode.imbalance:
         pen.put(end, f" · {decode.imbalance}", Ink.WARN, max(0, columns - end - 1))
     return pen.line()

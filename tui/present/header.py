@@ -71,6 +71,7 @@ def _server(server: Server | None, snapshot: Snapshot, *, model: bool) -> list[C
     parts: list[str] = []
     if model and server.model:
         ranks = f" tp{server.tp_size}" if server.tp_size else ""
+        ranks += f" dp{server.dp_size}" if (server.dp_size or 1) > 1 else ""
         parts.append(literal(server.model.rstrip("/").rsplit("/", 1)[-1]) + ranks)
     parts.append(literal(server.preset or server.name))
     word = server_word(server)

@@ -256,8 +256,8 @@ def way_options(snapshot: Snapshot, check: Check | None) -> list[Option]:
     """Return what can happen to the answers in flight, with the cost of each."""
     run = snapshot.run
     count = run.in_flight if run else 0
-    held = run.held_tokens_mean if run else None
-    tokens = f", ~{kilo_tokens(count * held)} tokens," if held and count else ""
+    made = run.in_flight_tokens if run else 0.0
+    tokens = f", ~{kilo_tokens(made)} tokens," if made and count else ""
     answer = run.mean_answer_s if run else None
     wait = f"~{duration(answer)}" if answer else ""
     texts = {
