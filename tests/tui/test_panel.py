@@ -359,7 +359,7 @@ async def test_the_process_selected_in_the_gpu_pane_is_the_one_in_the_dialog() -
 async def test_pausing_further_names_the_cost_of_each_way() -> None:
     async with driven(feed_of(mission.STEADY)) as panel:
         await panel.press("P")
-        await panel.shows("(•) drain", "~4 m 55 s", "freeze", "harvest", "~179K")
+        await panel.shows("(•) drain", "~4 m 55 s", "freeze", "harvest", "~88.4K")
         await panel.press("down", "y")
         await panel.until(lambda: panel.feed.submitted == [PauseRun(WaitHow.FREEZE)])
 
