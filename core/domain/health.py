@@ -92,7 +92,8 @@ def _ended(inputs: HealthInputs) -> Assessment | None:
         return ServerState.FAILED, inputs.failure.headline
     if inputs.is_draining:
         return ServerState.STOPPED, "it was told to stop and ended"
-    return ServerState.FAILED, "the process ended; its log names no cause"
+    told = "the process ended and its log names no cause: killed, by hand or for lack of memory"
+    return ServerState.FAILED, told
 
 
 def _stopping(inputs: HealthInputs) -> Assessment | None:

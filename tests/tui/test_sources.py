@@ -57,6 +57,15 @@ def test_the_decode_pane_names_the_worst_rank_and_the_imbalance() -> None:
     assert "DP0 fullest" in page and "DP0 has 31 queued while DP1 runs 2" in page
 
 
+def test_replicas_are_told_in_the_header_and_in_the_status_text() -> None:
+    assert STEADY.server is not None
+    replicas = replace(STEADY.server, tp_size=1, dp_size=2)
+    snapshot = replace(STEADY, servers=(replicas,))
+    assert " tp1 dp2 " in "".join(texts([one_line(snapshot, View(), 160)]))
+    assert any("TP 1  DP 2" in line for line in server_lines(replicas))
+    assert not any("DP" in line for line in server_lines(STEADY.server))
+
+
 def test_the_status_document_has_every_source_with_its_age_and_window() -> None:
     snapshot = shown()
     assert snapshot.server is not None
