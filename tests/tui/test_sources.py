@@ -2,10 +2,12 @@
 
 from dataclasses import replace
 
+from kvctl.core.cli.render import server_lines
 from kvctl.core.documents import server_document
 from kvctl.core.domain.agreement import Comparison, Told
 from kvctl.core.domain.snapshot import Snapshot
 from kvctl.tui.present import decode as pane
+from kvctl.tui.present.header import one_line
 from kvctl.tui.present.line import Line
 from kvctl.tui.present.pages import why_lines
 from kvctl.tui.present.view import View
