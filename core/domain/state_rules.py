@@ -175,9 +175,7 @@ def all_well(scene: Scene) -> Verdict:
         )
     load = load_of(scene)
     if load is None or load.running + load.queued == 0:
-        return Verdict(
-            VerdictWord.OK, "Server ready: nothing runs or waits.", "s start a run"
-        )
+        return Verdict(VerdictWord.OK, "Server ready: nothing runs or waits.", "s start a run")
     steady = "Steady" if server.decode.steady_since is not None else "Decoding"
     sentence = f"{steady}: {load.running:.0f} decode, {load.queued:.0f} wait, nothing is lost."
     done = done_at(scene).removeprefix(": ")
