@@ -144,7 +144,7 @@ class _Forecast:
         self.before = assumed if flags.is_cpu else calibration.before(flags, assumed)
 
     def prediction(self) -> Prediction:
-        rest = self._rest()
+        rest = None if self._is_no_share() else self._rest()
         if rest is None or self.cell_bytes <= 0:
             return self._unknown()
         pool = self._pool(rest)
@@ -168,9 +168,15 @@ class _Forecast:
             notes=self._notes(),
         )
 
+    def _is_no_share(self) -> bool:
+        given = self.flags.mem_fraction
+        return given is not None and not 0 < given <= 1
+
     def _unknown(self) -> Prediction:
         reason = "no earlier launch of this model on this host, and its weight files are not here"
-        if self.cell_bytes <= 0:
+        if self._is_no_share():
+            reason = f"mem-fraction-static {self.flags.mem_fraction:g} is no share of the memory"
+        elif self.cell_bytes <= 0:
             reason = "this model keeps no KV that grows with tokens"
         pools = self.flags.layout.pools
         return Prediction(None, None, pools, LimitedBy.UNKNOWN, reason, self.cell_bytes)

@@ -7,6 +7,7 @@ processes by their session. Nothing of kvctl is imported.
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -50,6 +51,8 @@ class Place:
     port: int = field(default_factory=free_port)
     sessions: set[int] = field(default_factory=set)
     """Session ids of kvctld and of the servers that were seen."""
+    runtimes: set[Path] = field(default_factory=set)
+    """The folders of kvctld's socket, outside `folder`."""
 
     @property
     def state(self) -> Path:
@@ -123,6 +126,7 @@ class Place:
         """Pid, socket and version of the kvctld that answers."""
         info = self.ask("daemon", "status")
         self.sessions.add(info["pid"])
+        self.runtimes.add(Path(info["socket"]).parent)
         return info
 
     def panel(self) -> Terminal:
@@ -177,7 +181,7 @@ class Place:
         return pid
 
     def clear(self) -> None:
-        """End whatever is left of kvctld and servers."""
+        """End whatever is left of kvctld and servers, and remove what lies outside the folder."""
         with contextlib.suppress(AssertionError, subprocess.TimeoutExpired, KeyError, ValueError):
             self.kvctld()
             self.server()
@@ -185,6 +189,8 @@ class Place:
             for process in in_session(session):
                 with contextlib.suppress(psutil.Error):
                     process.kill()
+        for runtime in self.runtimes:
+            shutil.rmtree(runtime, ignore_errors=True)
 
 
 def kill_and_wait(pid: int) -> None:

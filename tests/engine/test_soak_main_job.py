@@ -32,7 +32,7 @@ verb goes on. Counted by json alone; "same" are answers equal, token by token, t
 that nothing was done to. Made by
 `KVCTL_SOAK_ROUNDS={rounds} pytest -m soak tests/engine/test_soak_main_job.py`.
 
-| round | killed | after | in flight | sends again after | missing | twice | same | verify |
+| round | killed | after | in flight | answers again after | missing | twice | same | verify |
 | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: | --- |
 """
 

@@ -184,7 +184,7 @@ async def main() -> None:
     # What is in the way of a proof, or comes back, shows at once here: nothing is worth a wait.
     gpu_desk.PROOF_S, gpu_desk.RESPAWN_S = 0.0, 0.0
     me = replace(read_me(), is_container=False)  # the devices list pids of this very namespace
-    host: Any = SimpleNamespace(clock=clock, me=me, gpus=devices, processes=HOST)
+    host: Any = SimpleNamespace(clock=clock, me=me, gpus=devices, processes=HOST, pace=1.0)
     with tempfile.TemporaryDirectory() as folder:
         desk = GpuDesk(host, EventFeed(clock, Path(folder) / "audit.jsonl"), lambda: ())
         for _ in range(int(sys.argv[1])):
