@@ -62,7 +62,7 @@ def found_record(found: FoundServer, name: str, own_container: str | None = None
 
     The container that kvctld itself sits in tells nobody apart.
     """
-    restarts = found.owner is not None and found.owner.restarts
+    restarts = found.owner is not None and found.owner.restarts is not False
     return ServerRecord(
         name,
         found.url,

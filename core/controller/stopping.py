@@ -85,7 +85,7 @@ def guard_stop(run: RunInterplay, stop: Stop) -> None:
     watch = stop.watch
     if watch.record.owner:
         raise CommandRefused(
-            f"{watch.record.name} is kept by {watch.record.owner}, which would start it again: "
+            f"{watch.record.name} is kept by {watch.record.owner}, which may start it again: "
             "stop it there"
         )
     if watch.identity is None and not watch.record.stop_command:
