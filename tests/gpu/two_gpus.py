@@ -28,7 +28,7 @@ START_WITHIN_S = 200.0
 CLEAN_WITHIN_S = 20.0
 HELD_BYTES = 30 * 10**9
 FOREIGN_BYTES = 2 * 10**9
-ONE = "h200-one-by-uuid"
+ONE, OTHER = "h200-gpu-1-by-uuid", "h200-gpu-0-by-uuid"
 
 
 class Traffic:
@@ -193,12 +193,24 @@ def orphans(job: Job, found: dict[str, Any]) -> None:
     job.check("no orphan lives", not any(map(is_alive, pids)), pids)
 
 
-def beside_another(job: Job, found: dict[str, Any]) -> None:
-    """A foreign process on GPU 0: two GPUs are refused, GPU 1 by its UUID is taken."""
-    uuid = job.kvctl.read("gpus")["devices"][1]["uuid"]
+def write_one(job: Job, name: str, gpu: int) -> None:
+    """Write a preset for a single GPU, named by its UUID."""
+    uuid = job.kvctl.read("gpus")["devices"][gpu]["uuid"]
     preset = f'extends = "h200-tp2"\n[launch]\ngpus = ["{uuid}"]\n[flags]\ntp-size = 1\n'
-    path = job.kvctl.state / "config" / "presets" / f"{ONE}.toml"
-    path.write_text(f'description = "one GPU by its UUID"\n{preset}', encoding="utf-8")
+    path = job.kvctl.state / "config" / "presets" / f"{name}.toml"
+    path.write_text(f'description = "GPU {gpu} by its UUID"\n{preset}', encoding="utf-8")
+
+
+def ranks_on(job: Job, found: dict[str, Any], label: str) -> set[int]:
+    """Return the GPUs that hold ranks now."""
+    found[label] = gm.held(gm.moment(job, label, time.monotonic()))
+    return {gpu for gpu, _, kind, _, _ in found[label] if kind == "rank"}
+
+
+def beside_another(job: Job, found: dict[str, Any]) -> None:
+    """A foreign process on GPU 0: GPU 1 is taken by its UUID, and GPU 0 once it is free."""
+    write_one(job, ONE, 1)
+    write_one(job, OTHER, 0)
     foreign = gm.hold(0, FOREIGN_BYTES)
     assert foreign.stdout is not None
     foreign.stdout.readline()
@@ -211,18 +223,52 @@ def beside_another(job: Job, found: dict[str, Any]) -> None:
             "two GPUs are refused, the busy one named", refused.status and names, refused.text
         )
         traffic = serve(job, found, ONE)
-        taken = gm.moment(job, "one by UUID", time.monotonic())
-        found["held"] = gm.held(taken)
-        where = {gpu for gpu, _, kind, _, _ in found["held"] if kind == "rank"}
-        job.check("the server is on GPU 1 only", where == {1}, found["held"])
-        found["gpus_text"] = job.kvctl.call("gpus").text
-        traffic.stop()
-        stopped = job.kvctl.call("server", "stop", "--yes", "--cut-foreign", expect=None)
-        found["stopped"] = [stopped.status, stopped.text]
+        where = ranks_on(job, found, "one by UUID")
+        job.check("the server is on GPU 1 only", where == {1}, where)
+        refuse_restart(job, found, foreign.pid)
         job.check("the foreign process lives", is_alive(foreign.pid), foreign.pid)
     finally:
         foreign.kill()
         foreign.wait()
+    restart_elsewhere(job, found)
+    traffic.stop()
+    stopped = job.kvctl.call("server", "stop", "--yes", "--cut-foreign", expect=None)
+    found["stopped"] = [stopped.status, stopped.text]
+
+
+def refuse_restart(job: Job, found: dict[str, Any], holder: int) -> None:
+    """A restart onto the busy GPU is refused before the old server is touched."""
+    before = job.server()["pid"]
+    words = ("server", "restart", OTHER, "--yes", "--cut-foreign")
+    refused = job.kvctl.call(*words, expect=None, within_s=30)
+    found["restart_refused"] = [refused.status, refused.text]
+    names = "GPU 0" in refused.text and str(holder) in refused.text
+    claim = "a restart onto the busy GPU is refused, the holder named"
+    job.check(claim, refused.status and names, refused.text)
+    server = job.server()
+    same = server["pid"] == before and is_alive(before)
+    job.check("the old server was not touched", same, [before, server["pid"], server["state"]])
+
+
+def restart_elsewhere(job: Job, found: dict[str, Any]) -> None:
+    """The same restart once GPU 0 is free: the server moves there, GPU 1 is proven clean."""
+    before = job.server()["pid"]
+    time.sleep(2)
+    words = ("server", "restart", OTHER, "--yes", "--cut-foreign")
+    said = job.kvctl.call(*words, expect=None, within_s=START_WITHIN_S)
+    found["restarted"] = [said.status, said.text, round(said.took_s, 1)]
+    job.kvctl.wait(
+        "tokens come again", lambda s: (s["servers"] or [{}])[0].get("generation_tokens_per_s"), 40
+    )
+    time.sleep(2)
+    where = ranks_on(job, found, "after the restart")
+    job.check("the restart moved the server to GPU 0", where == {0}, where)
+    job.check("the old server is gone", not is_alive(before), before)
+    taken = gm.moment(job, "moved", time.monotonic())
+    left = taken["smi"][1]
+    job.check("GPU 1 is free of it", not left[3] and left[2] < 700, left)
+    found["gpus_text"] = job.kvctl.call("gpus").text
+    found["panel"] = gm.capture_panel(job, "moved")
 
 
 def replicas(job: Job, found: dict[str, Any]) -> None:
@@ -247,7 +293,7 @@ ACTS: dict[str, tuple[float, Callable[[Job, dict[str, Any]], None]]] = {
     "launcher": (60, launcher),
     "starting up": (40, starting_up),
     "orphans": (20, orphans),
-    "beside another": (60, beside_another),
+    "beside another": (130, beside_another),
     "replicas": (60, replicas),
 }
 """Name -> the seconds that must be left for it, and the act."""
