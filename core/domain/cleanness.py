@@ -35,7 +35,8 @@ def prove(
     staying = [holder for holder in here if identity_of(holder) in tolerate]
     limit, basis = idle_limit(device, idle_bytes)
     limit += sum(holder.memory_bytes or 0 for holder in staying)
-    blockers = [describe(h) for h in here if h not in staying and _counts(h)]
+    settled = {h.server for h in view.holders if h.is_driver_listed}
+    blockers = [describe(h) for h in here if h not in staying and _counts(h, settled)]
     blockers += _device_blockers(view, device, started)
     blockers += _memory_blockers(device, here, limit, basis)
     used = device.memory_used_bytes.value
@@ -65,9 +66,15 @@ def proven(view: GpuView, before: GpuView, idle_bytes: Mapping[str, int]) -> Gpu
     return replace(view, proofs=tuple(proofs))
 
 
-def _counts(holder: Holder) -> bool:
-    """Return whether it is in the way: monitors keep device files open and hold no memory."""
-    return holder.is_driver_listed or holder.server is not None or is_left_behind(holder)
+def _counts(holder: Holder, settled: Collection[str | None]) -> bool:
+    """Return whether it is in the way; an open device file alone need not be.
+
+    Monitors keep device files open and hold no memory. A server opens those of every GPU, so one
+    that the driver lists on some GPU (`settled`) holds those where it is listed, and no other.
+    """
+    if holder.is_driver_listed or is_left_behind(holder):
+        return True
+    return holder.server is not None and holder.server not in settled
 
 
 def _device_blockers(view: GpuView, device: GpuDevice, started: float) -> list[str]:

@@ -1,15 +1,21 @@
 """Two GPUs as kvctl and nvidia-smi had them, recorded on two H200 by tests/gpu/two_gpus.py."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.nvml import cases
+
+from kvctl.core.domain.cleanness import prove
+from kvctl.core.domain.gpus import GpuView, Holder, HolderKind
 
 RECORDING = Path(__file__).parents[1] / "data" / "nvml" / "h200-two-gpus.json"
 MOMENTS: list[dict[str, Any]] = json.loads(RECORDING.read_text(encoding="utf-8"))
 MIB = 1 << 20
 POLL_S = 3.0
+SERVER = {"rank": "main"}
 
 
 def moments(label: str) -> list[dict[str, Any]]:
@@ -28,7 +34,7 @@ def holders(moment: dict[str, Any]) -> list[tuple[int, str, str | None]]:
     ]
 
 
-@pytest.mark.parametrize("label", ["tp 2", "one by UUID", "dp 2", "orphans"])
+@pytest.mark.parametrize("label", ["tp 2", "one by UUID", "dp 2", "orphans", "restarted elsewhere"])
 def test_memory_and_pids_of_each_gpu_are_nvidia_smis(label: str) -> None:
     moment = moments(label)[-1]
     for device, (index, uuid, used, processes) in zip(
@@ -51,6 +57,7 @@ def test_memory_and_pids_of_each_gpu_are_nvidia_smis(label: str) -> None:
         ("dp 2", [(0, "rank", "DP0"), (1, "rank", "DP1")]),
         ("one by UUID", [(0, "foreign", None), (1, "rank", "TP0")]),
         ("orphans", [(0, "leftover", "TP0"), (1, "leftover", "TP1")]),
+        ("restarted elsewhere", [(0, "rank", "TP0")]),
     ],
 )
 def test_each_holder_is_on_its_gpu_under_its_kind_and_rank(
@@ -77,3 +84,39 @@ def test_no_gpu_is_called_clean_that_nvidia_smi_says_is_held_for_longer_than_a_p
         for device, (_, _, _, processes) in zip(moment["devices"], moment["smi"], strict=True):
             if processes and device["clean"]["is_clean"]:
                 assert device["clean"]["age_s"] < POLL_S
+
+
+def judged(moment: dict[str, Any]) -> dict[int, bool]:
+    """Whether each GPU of a recorded moment is clean by the rule of today."""
+    devices = tuple(
+        replace(cases.device(row["index"], used=row["used_mib"] * MIB), uuid=row["uuid"])
+        for row in moment["devices"]
+    )
+    rows = [(row, process) for row in moment["devices"] for process in row["processes"]]
+    holders = tuple(
+        Holder(
+            **{"gpu_uuid": row["uuid"], "gpu_index": row["index"], "pid": process["pid"]},
+            **{"start_ticks": process["pid"], "memory_bytes": process["memory_bytes"]},
+            **{"kind": HolderKind(process["kind"]), "evidence": process["evidence"]},
+            **{"title": process["title"], "user": "op", "parent_pid": 1, "owner": None},
+            **{"server": SERVER.get(process["kind"]), "rank": process["rank"], "is_mine": True},
+            is_driver_listed=process["driver_listed"],
+        )
+        for row, process in rows
+    )
+    view = GpuView(devices, holders, at=1.0)
+    return {d.index: prove(view, d.uuid, 0.0, {}).is_clean for d in devices}
+
+
+def test_a_server_that_only_opened_the_device_file_of_a_free_gpu_does_not_hold_it() -> None:
+    assert judged(moments("restarted elsewhere")[-1]) == {0: False, 1: True}
+    assert judged(moments("tp 2")[-1]) == {0: False, 1: False}
+    assert judged(moments("orphans")[-1]) == {0: False, 1: False}
+
+
+def test_a_server_of_which_the_driver_lists_nothing_yet_may_hold_each_gpu_it_opened() -> None:
+    moment = json.loads(json.dumps(moments("restarted elsewhere")[-1]))
+    for row in moment["devices"]:
+        for held in row["processes"]:
+            held |= {"driver_listed": False, "memory_bytes": None}
+    assert judged(moment) == {0: False, 1: False}
