@@ -19,6 +19,7 @@ _RULES: tuple[Rule, ...] = (
     state_rules.unexplained,
     state_rules.failing_rows,
     state_rules.starting,
+    state_rules.draining,
     state_rules.holding,
     state_rules.stale,
     load_rules.ceiling,

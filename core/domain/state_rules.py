@@ -18,7 +18,8 @@ def failed(scene: Scene) -> Verdict | None:
         return None
     failure = server.failure
     headline = failure.headline if failure else server.state_reason or "the server ended"
-    lever = failure.advice[0] if failure and failure.advice else "l shows the log at the cause"
+    where = "l shows the log at the cause" if failure and failure.evidence else "l shows the log"
+    lever = failure.advice[0] if failure and failure.advice else where
     age = duration(scene.at - server.state_since)
     why = tuple(Why("evidence", line, "log") for line in (failure.evidence if failure else ()))
     return Verdict(VerdictWord.FAILED, f"{headline} ({age} ago).", lever, why)
@@ -120,6 +121,15 @@ def starting(scene: Scene) -> Verdict | None:
     return Verdict(
         VerdictWord.WAIT, f"Server {verb}: {step}{ratio}, {age}.{resumes}", "w stages, X cancel"
     )
+
+
+def draining(scene: Scene) -> Verdict | None:
+    """The server was told to end, by kvctl or by another, and works on."""
+    server = scene.server
+    if server is None or server.state is not ServerState.DRAINING:
+        return None
+    sentence = f"Server {server.name} drains: {server.state_reason}."
+    return Verdict(VerdictWord.WAIT, sentence, "none; it takes new requests until it ends")
 
 
 def stale(scene: Scene) -> Verdict | None:

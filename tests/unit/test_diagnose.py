@@ -96,6 +96,19 @@ def test_a_failed_server_outranks_a_leftover_and_both_are_told() -> None:
     assert "93,699 MiB" in verdicts[1].sentence
 
 
+def test_a_draining_server_without_work_is_not_called_ready() -> None:
+    reason = "waits for what runs, then ends"
+    drained = Server("main", "http://x", ServerState.DRAINING, NOW - 9, reason)
+    first = diagnose(scene(drained))[0]
+    assert first.word is VerdictWord.WAIT
+    assert first.sentence == f"Server main drains: {reason}."
+
+
+def test_a_failure_without_a_log_line_does_not_promise_one() -> None:
+    silent = Server("main", "http://x", ServerState.FAILED, NOW - 9, "the process ended")
+    assert diagnose(scene(silent))[0].lever == "l shows the log"
+
+
 def test_memory_without_a_holder_is_not_offered_for_a_kill() -> None:
     view = GpuView((device(4, 91.5),), (), NOW)
     verdict = diagnose(scene(None, gpus=view))[0]
