@@ -53,19 +53,26 @@ def write_partition(path: Path, name: str, count: int, load: Load) -> None:
 def write_run(folder: Path, name: str, rows: int, load: Load) -> Path:
     """Write a run of three partitions with `rows` prompts in all; return its run file."""
     folder.mkdir(parents=True, exist_ok=True)
+    for partition in SCALE_OF_MEANS:
+        path = folder / f"{name}-{partition}.jsonl"
+        write_partition(path, partition, rows // len(SCALE_OF_MEANS), load)
+    return write_run_file(folder, name, name, "auto", load)
+
+
+def write_run_file(folder: Path, name: str, inputs: str, slots: str, load: Load) -> Path:
+    """Write a run over the prompts that `inputs` names, with slots of its own; return its file."""
     lines = [
         "[run]",
         f'name = "{name}"',
         f'output = "out-{name}"',
-        'concurrency = "auto"',
+        f"concurrency = {slots}" if slots.isdecimal() else f'concurrency = "{slots}"',
         "[sampling]",
         f"max_new_tokens = {load.most}",
         "temperature = 0",
         "ignore_eos = true",
     ]
     for partition in SCALE_OF_MEANS:
-        file = f"{name}-{partition}.jsonl"
-        write_partition(folder / file, partition, rows // len(SCALE_OF_MEANS), load)
+        file = f"{inputs}-{partition}.jsonl"
         lines += ["[[partition]]", f'name = "{partition}"', f'input = ["{file}"]', "weight = 1"]
     path = folder / f"{name}.toml"
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")

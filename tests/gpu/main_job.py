@@ -1,6 +1,7 @@
 """kvctl drives a real server on this host: `python -m tests.gpu.main_job STAGE... [options]`.
 
-Stages: start (launch, GPUs), phases (AUTO against fixed slots), acts (pause to kill -9), finish
+Stages: start (launch, GPUs), phases (AUTO against fixed slots in one run), sweep (the same, each
+from an empty server), acts (pause to kill -9), finish
 (count, stop). They share `--work`; server, kvctld and run live on between calls. $KVCTL is the
 command (default: kvctl). Exit status 1 if any claim did not hold. README.md beside this says how.
 """
@@ -15,8 +16,9 @@ from tests.gpu.job import Plan, open_job
 from tests.gpu.load import Load
 from tests.gpu.phases import phases
 from tests.gpu.starting import start
+from tests.gpu.sweep import sweep
 
-STAGES = {"start": start, "phases": phases, "acts": acts, "finish": finish}
+STAGES = {"start": start, "phases": phases, "sweep": sweep, "acts": acts, "finish": finish}
 
 
 def read_words(words: list[str]) -> argparse.Namespace:
