@@ -27,6 +27,7 @@ from kvctl.core.daemon.client import DaemonClient
 from kvctl.core.daemon.paths import DaemonPaths
 from kvctl.core.daemon.spawn import DaemonLaunch, ensure_running
 from kvctl.core.documents import server_document
+from kvctl.core.domain.figures import Figure
 from kvctl.core.domain.server import Server, ServerState
 from kvctl.core.domain.snapshot import Snapshot
 
@@ -332,12 +333,14 @@ async def test_no_old_figure_is_live_five_seconds_after_a_fault(
             await asyncio.sleep(12)
             scheduler = next(p for p in server.members() if "scheduler" in " ".join(p.cmdline()))
             begin = time.monotonic()
+            counted = _counted(kvctld.newest())
             await _break(fault, server, scheduler.pid)
             stalled = await _watch(kvctld, fault, begin)
             lies = [
                 text
                 for at, shot, told in kvctld.told(begin)
                 if (text := _lie(at - begin, shot.at, told, fault))
+                or (text := _false_zero(told, counted, fault))
             ]
             first = next(
                 (at for at, shot in kvctld.shots if at > begin and _is_told(kvctld.of(shot))), None
@@ -386,6 +389,27 @@ def _last_word(server: Server | None) -> str:
     return "gone" if server is None else f"{server.state.value}: {server.state_reason}"
 
 
+def _counted(server: Server) -> tuple[str, ...]:
+    """Return the figures that are above 0 now; the load goes on, so a 0 later would be false."""
+    return tuple(name for name in LIVE if getattr(server.decode, name).value)
+
+
+def _false_zero(server: Server, counted: tuple[str, ...], fault: str) -> str | None:
+    for name in counted:
+        figure = getattr(server.decode, name)
+        if figure.value == 0 and not _is_true(figure, fault):
+            return f"{name} turned to 0 ({figure.source})"
+    return None
+
+
+def _is_true(figure: Figure, fault: str) -> bool:
+    """Whether an engine that stopped says so itself.
+
+    A retract pause empties the gauges and puts all into the queue: those counts are true.
+    """
+    return fault == "retract" and figure.source == "/metrics"
+
+
 def _lie(since: float, now: float, server: Server, fault: str) -> str | None:
     """Return what a picture of five seconds after the fault still tells as of now."""
     if since < 5.0:
@@ -393,8 +417,10 @@ def _lie(since: float, now: float, server: Server, fault: str) -> str | None:
     for name in LIVE:
         figure = getattr(server.decode, name)
         age = figure.age_s(now)
-        # A retract pause empties the gauges and puts all into the queue: those counts are true.
-        is_true = fault == "retract" and figure.source == "/metrics"
-        if figure.value is not None and not is_true and (age is None or age < since - 4.0):
+        if (
+            figure.value is not None
+            and not _is_true(figure, fault)
+            and (age is None or age < since - 4.0)
+        ):
             return f"{since:.1f} s: {name} {figure.value} of {age} s ago ({figure.source})"
     return None
