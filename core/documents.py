@@ -113,6 +113,7 @@ def _run_facts(run: Run, now: float) -> Document:
         "reason": run.reason,
         "mode": "auto" if run.is_auto else "manual",
         "target": run.target,
+        "held": run.is_held,
         "auto_target": run.auto_target,
         "in_flight": run.in_flight,
         "on_ceiling": run.policy.value,
@@ -136,6 +137,9 @@ def _counts(run: Run) -> Document:
         "duplicates": run.duplicates,
         "disk_free_bytes": run.disk_free_bytes,
         "remaining_s": run.remaining_s,
+        "remaining_low_s": run.remaining_low_s,
+        "remaining_high_s": run.remaining_high_s,
+        "remaining_reason": run.remaining_reason,
         "done_wall": run.done_wall,
     }
 
@@ -262,6 +266,7 @@ def _preset(preset: PresetSummary) -> Document:
         "running": preset.is_running,
         "refused": preset.refused,
         "problem": preset.problem,
+        "needs": list(preset.needs),
         "pool_tokens": preset.pool_tokens,
         "generation_tokens_per_s": preset.generation_tokens_per_s,
         "effective_tokens_per_s": preset.effective_tokens_per_s,

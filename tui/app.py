@@ -47,12 +47,14 @@ class PanelApp(App[int], inherit_bindings=False):
         is_ascii: bool = False,
         grace_s: float = GRACE_S,
         operator: str | None = None,
+        editor: str = "",
     ) -> None:
         """Show this feed; `grace_s` is how long y stays dead after a dialog opened."""
         # Known here, or NO_COLOR chooses a filter that draws black on black (Textual 8.2.8).
         super().__init__(ansi_color=True)
         self.feed = feed
         self.grace_s = grace_s
+        self.editor = editor
         self.snapshot = EMPTY
         self.view = View(is_ascii=is_ascii, operator=operator or getpass.getuser())
         self.flash = ""
@@ -194,9 +196,14 @@ class PanelApp(App[int], inherit_bindings=False):
 
 
 def run_panel(
-    feed: Feed, *, ascii: bool = False, no_mouse: bool = False, operator: str | None = None
+    feed: Feed,
+    *,
+    ascii: bool = False,
+    no_mouse: bool = False,
+    operator: str | None = None,
+    editor: str = "",
 ) -> int:
     """Run the panel until it is left; return the exit status."""
-    app = PanelApp(feed, is_ascii=ascii, operator=operator)
+    app = PanelApp(feed, is_ascii=ascii, operator=operator, editor=editor)
     result = app.run(mouse=not no_mouse)
     return app.return_code or result or 0

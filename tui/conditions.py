@@ -63,6 +63,14 @@ def needs_change(snapshot: Snapshot, view: View) -> str:
     return "" if is_changing(snapshot.server) else "no start or restart is in progress"
 
 
+def needs_failure(snapshot: Snapshot, view: View) -> str:
+    """Want a server that failed, and a preset that worked before."""
+    server = snapshot.server
+    if server is None or server.state is not ServerState.FAILED:
+        return "no server has failed"
+    return "" if snapshot.last_good_preset else "no preset has worked here before; S starts one"
+
+
 def needs_holder(snapshot: Snapshot, view: View) -> str:
     """Want a process that holds GPU memory."""
     held = every_holder(snapshot.gpus)
@@ -72,6 +80,13 @@ def needs_holder(snapshot: Snapshot, view: View) -> str:
 def needs_gpu_list(snapshot: Snapshot, view: View) -> str:
     """Want the GPU pane on the whole screen, with a process in it."""
     return needs_holder(snapshot, view) or ("" if view.zoom == 2 else "zoom the GPUs first (2)")
+
+
+def needs_preset(snapshot: Snapshot, view: View) -> str:
+    """Want the preset pane on the whole screen, with a preset in it."""
+    if not snapshot.presets:
+        return "there is no preset; kvctl presets list says where they are looked for"
+    return "" if view.zoom == 5 else "zoom the presets first (5)"
 
 
 def needs_log(snapshot: Snapshot, view: View) -> str:

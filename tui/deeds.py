@@ -6,7 +6,9 @@ from collections.abc import Callable
 from kvctl.core.domain.server import ServerState
 from kvctl.tui.conditions import has_live_server, needs_holder
 from kvctl.tui.present import holders, server
+from kvctl.tui.present.presets import in_order
 from kvctl.tui.present.view import PANES
+from kvctl.tui.preset_editing import edit_preset
 from kvctl.tui.questions import Questions
 from kvctl.tui.screens.pages import (
     CardDialog,
@@ -104,6 +106,11 @@ class Deeds(Questions):
             self.app.do("kill", key)
         else:
             self.why(key)
+
+    def edit(self, key: str) -> None:
+        """Edit the selected preset in the operator's editor, then say what is wrong with it."""
+        presets = in_order(self.app.snapshot)
+        edit_preset(self.app, presets[self.app.view.cursor % len(presets)].name)
 
     def back(self, key: str) -> None:
         """Leave the zoomed pane."""

@@ -8,6 +8,7 @@ from kvctl.core.controller.commands import (
     CancelStart,
     PauseRun,
     StartRun,
+    StartServer,
     StopServer,
     Throttle,
     WaitHow,
@@ -20,7 +21,7 @@ from kvctl.tui.present import holders, restart
 from kvctl.tui.present.box import Option
 from kvctl.tui.present.presets import in_order
 from kvctl.tui.screens.dialogs import ChoiceDialog, EntryDialog, KillDialog, Question, Request
-from kvctl.tui.screens.restart import RestartDialog
+from kvctl.tui.screens.restart import RestartDialog, StagesDialog
 
 if TYPE_CHECKING:
     from kvctl.tui.app import PanelApp
@@ -46,6 +47,18 @@ class Questions:
         else:
             self._preflight(is_start=True, preset=self._card_choice(key))
 
+    def last_good(self, key: str) -> None:
+        """Start the last preset that worked: nothing serves, and its checks come first."""
+        preset = self.app.snapshot.last_good_preset
+        server = self.app.snapshot.server
+        if preset is None:
+            return
+        title = f"Start ── back to {preset}"
+        dialog = StagesDialog(title, self.app.toast)
+        command = StartServer(preset, server.name if server else None)
+        self.app.submit(command, title, dialog.ended)
+        self.app.push_screen(dialog)
+
     def _preflight(self, *, is_start: bool, preset: str | None = None) -> None:
         snapshot, view = self.app.snapshot, self.app.view
         if preset is None and view.zoom == 5 and snapshot.presets:
@@ -53,12 +66,9 @@ class Questions:
         self.app.push_screen(RestartDialog(snapshot, is_start=is_start, preset=preset))
 
     def _card_choice(self, key: str) -> str | None:
-        """Return the preset that the failure card's b or r means."""
+        """Return the preset that the failure card's r means."""
         server = self.app.snapshot.server
-        failed = server.preset if server else None
-        if key != "b":
-            return failed if key == "r" else None
-        return self.app.snapshot.last_good_preset
+        return server.preset if server is not None and key == "r" else None
 
     def _ask_stop(self) -> None:
         snapshot = self.app.snapshot
@@ -66,7 +76,7 @@ class Questions:
         if server is None:
             return
         foreign = restart.foreign_count(snapshot)
-        owner = f" Its owner is {server.owner}: it is stopped through it." if server.owner else ""
+        owner = f" Its owner is {server.owner}: only it may stop it." if server.owner else ""
         cut = f" {foreign:,} requests are not this run's; yes cuts them too." if foreign else ""
 
         def yes(way: str) -> None:

@@ -112,9 +112,10 @@ def _to_file(
     from kvctl.core.runs.export import export as write
     from kvctl.core.runs.locating import refuse_target
     from kvctl.core.runs.outfile import whole_file
+    from kvctl.core.runs.shapes import columns_of
 
     refuse_target(target, place)
-    with whole_file(target, force=force) as sink:
+    with whole_file(target, force=force, columns=columns_of(request.format)) as sink:
         return write(place, request, sink)
 
 

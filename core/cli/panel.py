@@ -23,6 +23,8 @@ class PanelOptions:
     """False: the mouse stays with the terminal, so text can be selected."""
     is_ascii: bool = False
     """Draw with ASCII only: the locale does not promise more."""
+    editor: str = ""
+    """The command that edits a file: $VISUAL or $EDITOR; "" where neither is set."""
 
 
 OpenPanel = Callable[[Feed, PanelOptions], int]
@@ -60,6 +62,7 @@ def show_panel(session: Session) -> int:
         operator=operator,
         has_mouse=not session.words.no_mouse,
         is_ascii=session.words.ascii or is_ascii_locale(session.environ),
+        editor=session.environ.get("VISUAL") or session.environ.get("EDITOR") or "",
     )
     with signals_as_interrupts():
         return session.open_panel(feed, options)

@@ -14,7 +14,7 @@ from kvctl.core.domain.errors import UsageError
 
 _HOW = ("drain", "harvest", "abandon")
 _PAUSES = ("drain", "freeze", "harvest")
-_FORMATS = ("ids", "text", "messages", "conversations")
+_FORMATS = ("ids", "text", "messages", "conversations", "preformatted")
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -104,12 +104,29 @@ def _add_reading(verbs: _Verbs) -> None:
     watch.add_argument(
         "--since", type=since, metavar="T", help="first what was: 30m, 2h, 14:05 (kept for 2 days)"
     )
+    _add_planning(verbs)
     verbs.add("gpus", "reading:gpus", "devices, processes, holders and what each is", json=True)
     demo = verbs.add("demo", "demo:demo", "a simulated 8-GPU host running B1..B7", json=True)
     demo.add_argument("--headless", action="store_true", help="no panel: run to the end, then tell")
     demo.add_argument("--scenario", metavar="NAME", help="default: the mission's; ? lists them")
     demo.add_argument("--speed", type=_factor, metavar="X", help="simulated seconds a second")
     verbs.add("doctor", "doctor:doctor", "check this host and say what to do", json=True)
+
+
+def _add_planning(verbs: _Verbs) -> None:
+    launches = verbs.add(
+        "launches", "launches:launches", "every launch here, predicted beside measured", json=True
+    )
+    launches.add_argument("launch", metavar="PRESET|ID", nargs="?", help="an id: in full")
+    plan = verbs.add("plan", "plan:show_plan", "presets side by side before a restart", json=True)
+    plan.add_argument("presets", metavar="PRESET", nargs="*", help="default: all")
+    plan.add_argument(
+        "--lengths",
+        metavar="TOKENS",
+        type=_positive,
+        nargs="+",
+        help="mean lengths of answers; default: those of the open run, or of the file --run names",
+    )
 
 
 def _add_kill(verbs: _Verbs) -> None:
@@ -126,7 +143,7 @@ def _add_kill(verbs: _Verbs) -> None:
 
 
 def _add_presets(verbs: _Verbs) -> None:
-    presets = verbs.group("presets", "how servers are launched: list, show, validate, diff, save")
+    presets = verbs.group("presets", "how servers are launched: list, show, validate, diff, edit")
     presets.add("list", "presets:list_presets", "every preset and whether it can run", json=True)
     show = presets.add("show", "presets:show", "one preset with what it extends", json=True)
     show.add_argument("preset", metavar="PRESET")
@@ -136,16 +153,37 @@ def _add_presets(verbs: _Verbs) -> None:
     diff = presets.add("diff", "presets:show_diff", "what changes between two presets", json=True)
     diff.add_argument("before", metavar="PRESET", help="a preset, or `running`")
     diff.add_argument("after", metavar="PRESET")
-    save = presets.add("save", "presets:save", "keep the running launch as a preset")
-    save.add_argument("name", metavar="NAME")
-    save.add_argument("--replace", action="store_true", help="overwrite one of that name")
+    _add_preset_writing(presets)
     flags = verbs.add(
-        "flags", "presets:flags", "flags of the running server, or of the SGLang here", json=True
+        "flags", "flags:flags", "flags of the running server, or of the SGLang here", json=True
     )
     flags.add_argument("--catalogue", action="store_true", help="every flag of the SGLang here")
     flags.add_argument("--diff", metavar="PRESET", help="only what this preset sets")
     flags.add_argument("--search", metavar="WORD")
     flags.add_argument("--python", metavar="PATH", help="the interpreter that has SGLang")
+
+
+def _add_preset_writing(presets: _Verbs) -> None:
+    save = presets.add("save", "preset_writing:save", "keep the running launch as a preset")
+    change = presets.add("set", "preset_writing:set_keys", "change keys, keeping the comments")
+    change.add_argument("preset", metavar="PRESET")
+    change.add_argument("keys", metavar="KEY=VALUE", nargs="+", help="flag, launch.X or NAME (env)")
+    unset = presets.add("unset", "preset_writing:unset_keys", "take keys away")
+    unset.add_argument("preset", metavar="PRESET")
+    unset.add_argument("keys", metavar="KEY", nargs="+")
+    docker = presets.add(
+        "from-docker", "preset_writing:from_docker", "a preset like a container that was inspected"
+    )
+    docker.add_argument("source", metavar="CONTAINER|FILE|-", help="a name, or `docker inspect`'s")
+    unit = presets.add(
+        "from-systemd", "preset_writing:from_systemd", "a preset like a systemd unit"
+    )
+    unit.add_argument("source", metavar="UNIT|FILE|-", help="a name, or the text of systemctl cat")
+    for verb in (docker, unit):
+        verb.add_argument("--as", dest="name", metavar="NAME", help="default: the source's name")
+    save.add_argument("name", metavar="NAME")
+    for verb in (save, docker, unit):
+        verb.add_argument("--replace", action="store_true", help="overwrite one of that name")
 
 
 def _add_server(verbs: _Verbs) -> None:
@@ -165,6 +203,8 @@ def _add_server(verbs: _Verbs) -> None:
     adopt = server.add("adopt", "servers:adopt", "watch a server that already runs")
     adopt.add_argument("target", metavar="URL|PID")
     server.add("forget", "servers:forget", "stop watching it; nothing is done to it")
+    cap = server.add("cap", "servers:cap", "cap what it runs at once, whoever sent it")
+    cap.add_argument("running", metavar="N|off", type=_cap)
     logs = server.add("logs", "servers:logs", "the end of its log")
     logs.add_argument("-f", "--follow", action="store_true", help="go on until Ctrl-C")
     logs.add_argument("-n", "--lines", type=_whole, default=50, metavar="N", help="default 50")
@@ -175,6 +215,9 @@ def _add_run(verbs: _Verbs) -> None:
     start = run.add("start", "runs:start", "start a run file, or take it up where it stands")
     start.add_argument("file", metavar="FILE", type=Path)
     start.add_argument("--force", action="store_true", help="although model or sampling changed")
+    start.add_argument(
+        "--accept-damage", action="store_true", help="make rows again whose answers are damaged"
+    )
     pause = run.add("pause", "runs:pause", "stop sending")
     pause.add_argument("--how", choices=_PAUSES, default="drain", help="default drain")
     run.add("resume", "runs:resume", "send again")
@@ -182,6 +225,10 @@ def _add_run(verbs: _Verbs) -> None:
     throttle.add_argument("slots", metavar="N|auto", type=_slots)
     weights = run.add("weights", "runs:weights", "change the shares of partitions")
     weights.add_argument("weights", metavar="NAME=W", nargs="+", type=_weight)
+    servers = run.add("servers", "runs:servers", "let the run send to more servers, or to fewer")
+    servers.add_argument("--add", metavar="URL|NAME", action="append", default=[])
+    servers.add_argument("--remove", metavar="URL|NAME", action="append", default=[])
+    servers.add_argument("--how", choices=_HOW, default="harvest", help="default harvest")
     run.add("status", "runs:status", "the run and its partitions", json=True)
     run.add("retry-failed", "runs:retry_failed", "queue failed rows again")
     run.add("close", "runs:close", "end the run's driver; its files stay")
@@ -203,7 +250,11 @@ def _add_export(run: _Verbs) -> None:
     )
     export.add_argument("--format", choices=_FORMATS, default="ids", help="default ids")
     export.add_argument(
-        "-o", "--output", metavar="FILE", type=Path, help="packed by .gz or .zst; default: stdout"
+        "-o",
+        "--output",
+        metavar="FILE",
+        type=Path,
+        help=".gz and .zst are packed, .parquet is a table; default: stdout",
     )
     export.add_argument("--force", action="store_true", help="replace the file if it is there")
     export.add_argument(
@@ -265,6 +316,11 @@ _factor = _number(float, 0.01, "a factor of at least 0.01")
 
 def _slots(text: str) -> int | None:
     value: int | None = None if text == "auto" else _whole(text)
+    return value
+
+
+def _cap(text: str) -> int | None:
+    value: int | None = None if text == "off" else _whole(text)
     return value
 
 

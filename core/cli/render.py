@@ -11,7 +11,7 @@ from kvctl.core.cli.lines import one_line as one_line
 from kvctl.core.cli.lines import table as table
 from kvctl.core.cli.render_gpus import gpu_lines
 from kvctl.core.domain.figures import Figure
-from kvctl.core.domain.run import Partition, Run
+from kvctl.core.domain.run import Partition, Run, RunState
 from kvctl.core.domain.server import Server
 from kvctl.core.domain.snapshot import OperatingPoint, Snapshot
 from kvctl.core.domain.units import day_time, duration, gib, thousands
@@ -85,19 +85,31 @@ def run_lines(snapshot: Snapshot) -> Iterator[str]:
     yield one_line(run_line(run))
     if run.reason:
         yield one_line(f"  {run.reason}")
-    end = f"  done about {day_time(run.done_wall, snapshot.wall)}" if run.done_wall else ""
-    yield f"  remaining {duration(run.remaining_s)}{end}  output {one_line(run.output)}"
+    yield f"  {_remaining(run, snapshot.wall)}  output {one_line(run.output)}"
     head = ("partition", "state", "done", "total", "failed", "flight", "tokens", "mean", "left")
     yield from table(head, [_partition_row(partition) for partition in run.partitions])
+
+
+def _remaining(run: Run, wall: float) -> str:
+    """Return what is left of a run and when it is done, or why that is not known."""
+    if run.remaining_s is None:
+        word = "not yet known" if run.state is RunState.RUNNING else UNKNOWN
+        why = f" ({run.remaining_reason})" if run.remaining_reason else ""
+        return one_line(f"remaining {word}{why}")
+    text = f"remaining {duration(run.remaining_s)}"
+    if run.remaining_low_s is not None and run.remaining_high_s:
+        text += f" ({duration(run.remaining_low_s)} to {duration(run.remaining_high_s)})"
+    return f"{text}  done about {day_time(run.done_wall, wall)}" if run.done_wall else text
 
 
 def run_line(run: Run) -> str:
     """Return where a run stands in one line."""
     mode = "AUTO" if run.is_auto else "MANUAL"
     failed = f"  failed {thousands(run.failed)}" if run.failed else ""
+    held = " (held)" if run.is_held else ""
     return (
         f"run {run.name}  {run.state.value}  {thousands(run.done)} of {thousands(run.total)}"
-        f"{failed}  slots {run.target} {mode}  in flight {run.in_flight}"
+        f"{failed}  slots {run.target} {mode}{held}  in flight {run.in_flight}"
     )
 
 

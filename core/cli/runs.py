@@ -5,6 +5,7 @@ from kvctl.core.cli.reading import show
 from kvctl.core.cli.render import run_lines
 from kvctl.core.cli.session import Session
 from kvctl.core.controller.commands import (
+    ChangeRunServers,
     CloseRun,
     Command,
     PauseRun,
@@ -25,7 +26,8 @@ def start(session: Session) -> int:
     if not path.is_file():
         raise RunFileError(f"{path}: there is no such run file; README shows one to begin with")
     with session.kvctld() as client:
-        return carry_out(session, client, StartRun(str(path), session.words.force))
+        words = session.words
+        return carry_out(session, client, StartRun(str(path), words.force, words.accept_damage))
 
 
 def pause(session: Session) -> int:
@@ -46,6 +48,13 @@ def throttle(session: Session) -> int:
 def weights(session: Session) -> int:
     """Change the shares of partitions while the run goes on."""
     return _ask_run(session, SetWeights(dict(session.words.weights)))
+
+
+def servers(session: Session) -> int:
+    """Add servers to the open run or take some away; without either, name them."""
+    words = session.words
+    change = ChangeRunServers(tuple(words.add), tuple(words.remove), WaitHow(words.how))
+    return _ask_run(session, change)
 
 
 def retry_failed(session: Session) -> int:

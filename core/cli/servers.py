@@ -11,6 +11,7 @@ from kvctl.core.cli.session import Session
 from kvctl.core.controller.commands import (
     AdoptServer,
     CancelStart,
+    CapServer,
     ForgetServer,
     RestartServer,
     StartServer,
@@ -77,6 +78,13 @@ def forget(session: Session) -> int:
     with session.kvctld() as client:
         name = session.server_name(session.picture(client))
         return carry_out(session, client, ForgetServer(name))
+
+
+def cap(session: Session) -> int:
+    """Cap what a server runs at once, or put its own cap back (off)."""
+    with session.kvctld() as client:
+        name = session.server_name(session.picture(client))
+        return carry_out(session, client, CapServer(session.words.running, name))
 
 
 def logs(session: Session) -> int:

@@ -6,7 +6,7 @@ from itertools import islice
 from kvctl.core.cli.progress import event_line
 from kvctl.core.cli.render import facts, past_line, watch_line
 from kvctl.core.cli.session import Session
-from kvctl.core.controller.history import history_since
+from kvctl.core.controller.history import OF_SERVER, Point, history_since, shown_values
 from kvctl.core.daemon.news import events_since
 from kvctl.core.documents import status_document
 from kvctl.core.domain.events import Event
@@ -17,8 +17,7 @@ def watch(session: Session) -> int:
     """Print a line for each picture; with --json a document a line, with --plain a fact a line."""
     with session.kvctld() as client:
         if session.words.since is not None:
-            now = session.picture(client).wall
-            _print_past(session, session.words.since(now))
+            _print_past(session, session.picture(client))
         snapshots = thinned(client.stream(), session.words.interval)
         try:
             _print(session, islice(snapshots, session.words.count))
@@ -27,14 +26,31 @@ def watch(session: Session) -> int:
     return 0
 
 
-def _print_past(session: Session, since: float) -> None:
-    """Print the kept history, a line a step; a figure that was unknown is a dash, never 0."""
-    for step_s, point in history_since(session.paths.state, since):
+def _print_past(session: Session, snapshot: Snapshot) -> None:
+    """Print the kept history, a line a step; a figure that was unknown is a dash, never 0.
+
+    Of one server, --server or the first, and of the run; with --json every server's.
+    """
+    names = [server.name for server in snapshot.servers]
+    wanted: str | None = getattr(session.words, "server", None)
+    shown = wanted or (names[0] if names else None)
+    for step_s, point in history_since(session.paths.state, session.words.since(snapshot.wall)):
+        own = shown_values(point.values, shown)
         if session.wants_json():
-            row = {"wall": point.wall, "step_s": step_s, "past": dict(point.values)}
+            row = {"wall": point.wall, "step_s": step_s, "past": own, "servers": _servers(point)}
             session.document(row, is_one_line=True)
-        else:
-            session.say(past_line(point.wall, point.values))
+        elif own:
+            session.say(past_line(point.wall, own))
+
+
+def _servers(point: Point) -> dict[str, dict[str, float | None]]:
+    """Return the figures of each server of a moment, by its name."""
+    found: dict[str, dict[str, float | None]] = {}
+    for name, value in point.values.items():
+        server, is_of_server, figure = name.rpartition(OF_SERVER)
+        if is_of_server:
+            found.setdefault(server, {})[figure] = value
+    return found
 
 
 def thinned(snapshots: Iterable[Snapshot], gap_s: float) -> Iterator[Snapshot]:

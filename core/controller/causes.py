@@ -3,10 +3,15 @@
 from dataclasses import dataclass, field
 
 from kvctl.core.domain.loglines import LogKind, LogRecord
+from kvctl.core.domain.server import Failure
 from kvctl.core.domain.startadvice import PAUSE_PATHS
+from kvctl.core.domain.startfailure import cause_of, failure_of
 
 KEPT = 500
+PORT_IN_USE = "port_in_use"
 _WORK = (LogKind.DECODE, LogKind.PREFILL)
+_FATAL = frozenset({"sigquit", "killed", "crashed"})
+"""Classes that SGLang logs once it has begun to end itself."""
 _TELLING = (LogKind.FAILURE, LogKind.STAGE, LogKind.READY)
 
 
@@ -16,6 +21,18 @@ class Causes:
 
     records: list[LogRecord] = field(default_factory=list)
     """Oldest first."""
+
+    @property
+    def is_fatal(self) -> bool:
+        """Whether the log says that the server has begun to end itself after a failure."""
+        failures = (r for r in self.records if r.kind is LogKind.FAILURE)
+        return any(record.word_of("class") in _FATAL for record in failures)
+
+    def port_failure(self) -> Failure | None:
+        """Return the card of a server that could not bind its port; None if it could."""
+        cause = cause_of(self.records)
+        is_port = cause is not None and cause.kind == PORT_IN_USE
+        return failure_of(self.records) if is_port else None
 
     def keep(self, record: LogRecord) -> None:
         """Keep a record that tells why a server ended; of a row of decode lines one is enough."""

@@ -33,6 +33,32 @@ class CheckPreset:
 
 
 @dataclass(frozen=True, slots=True)
+class PlanPresets:
+    """Say what presets would bring, side by side; touches nothing."""
+
+    presets: tuple[str, ...] = ()
+    """Empty: all."""
+    run: str | None = None
+    """Run file (absolute path) or output folder whose lengths count; None: the open run's."""
+    lengths: tuple[float, ...] = ()
+    """Mean lengths of answers in tokens, in place of a run's."""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnPreset:
+    """Copy a preset into the operator's own folder, where it is not there yet, to be edited."""
+
+    preset: str
+
+
+@dataclass(frozen=True, slots=True)
+class ValidatePreset:
+    """Find every problem of a preset's text, rules and flags; touches nothing."""
+
+    preset: str
+
+
+@dataclass(frozen=True, slots=True)
 class StartServer:
     """Launch a server from a preset and wait until it serves."""
 
@@ -85,6 +111,15 @@ class ForgetServer:
 
 
 @dataclass(frozen=True, slots=True)
+class CapServer:
+    """Cap the requests that a serving server runs at once, whoever sent them."""
+
+    running: int | None
+    """None: put the server's own cap back."""
+    server: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class KillProcesses:
     """End processes, each identified by (pid, start time) at the moment of sending."""
 
@@ -125,6 +160,8 @@ class StartRun:
     path: str
     force: bool = False
     """Resume although the manifest differs (other model, other sampling)."""
+    accept_damage: bool = False
+    """Leave lines of the journal that cannot be read where they are; their rows are made again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +203,17 @@ class SetWeights:
 
 
 @dataclass(frozen=True, slots=True)
+class ChangeRunServers:
+    """Let the open run send to more servers, or to some no longer."""
+
+    add: tuple[str, ...] = ()
+    """URLs, or names of watched servers."""
+    remove: tuple[str, ...] = ()
+    how: WaitHow = WaitHow.HARVEST
+    """What happens to the answers in flight at the removed ones."""
+
+
+@dataclass(frozen=True, slots=True)
 class RetryFailed:
     """Queue the failed rows again."""
 
@@ -182,12 +230,16 @@ class StopDaemon:
 
 Command = (
     CheckPreset
+    | PlanPresets
+    | OwnPreset
+    | ValidatePreset
     | StartServer
     | StopServer
     | RestartServer
     | CancelStart
     | AdoptServer
     | ForgetServer
+    | CapServer
     | KillProcesses
     | ClearGpus
     | StartRun
@@ -197,6 +249,7 @@ Command = (
     | Throttle
     | NudgeThrottle
     | SetWeights
+    | ChangeRunServers
     | RetryFailed
     | RefreshNow
     | StopDaemon
@@ -204,12 +257,16 @@ Command = (
 
 COMMANDS: dict[str, type[Command]] = {
     "check-preset": CheckPreset,
+    "plan": PlanPresets,
+    "preset-own": OwnPreset,
+    "preset-validate": ValidatePreset,
     "server-start": StartServer,
     "server-stop": StopServer,
     "server-restart": RestartServer,
     "server-cancel": CancelStart,
     "server-adopt": AdoptServer,
     "server-forget": ForgetServer,
+    "server-cap": CapServer,
     "kill": KillProcesses,
     "clear-gpus": ClearGpus,
     "run-start": StartRun,
@@ -219,6 +276,7 @@ COMMANDS: dict[str, type[Command]] = {
     "throttle": Throttle,
     "nudge": NudgeThrottle,
     "weights": SetWeights,
+    "run-servers": ChangeRunServers,
     "retry-failed": RetryFailed,
     "refresh": RefreshNow,
     "stop-daemon": StopDaemon,

@@ -12,12 +12,19 @@ from dataclasses import replace
 from typing import Any
 
 from kvctl.core.controller import commands as c
+from kvctl.core.controller.broken_off import BrokenOff
 from kvctl.core.controller.commands import Command, Outcome
+from kvctl.core.controller.crash_restarts import CrashRestarts
 from kvctl.core.controller.gpu_desk import FIRST_READ_S, PERIOD_S, GpuDesk
 from kvctl.core.controller.host import Host
+from kvctl.core.controller.launch_keeping import LaunchKeeper
+from kvctl.core.controller.live_cap import LiveCaps
 from kvctl.core.controller.picture import Picture
+from kvctl.core.controller.planner import Planner, plan_document
+from kvctl.core.controller.preset_desk import PresetDesk
 from kvctl.core.controller.run_desk import RunDesk
 from kvctl.core.controller.run_levers import RunLevers
+from kvctl.core.controller.run_servers import RunServers
 from kvctl.core.controller.sequences import Sequences
 from kvctl.core.controller.server_desk import ServerDesk
 from kvctl.core.controller.server_watch import ServerWatch
@@ -25,7 +32,7 @@ from kvctl.core.controller.state import StateFile
 from kvctl.core.controller.store import EventFeed, Store
 from kvctl.core.domain.errors import KvctlError
 from kvctl.core.domain.snapshot import Snapshot
-from kvctl.core.servers.flag_catalogue import CatalogueCache
+from kvctl.core.servers.flag_asking import CatalogueCache
 from kvctl.core.servers.ledger import Ledger
 
 Route = Callable[[Any, str], Awaitable[Outcome]]
@@ -33,6 +40,9 @@ Route = Callable[[Any, str], Awaitable[Outcome]]
 
 TICK_S = 1.0
 FIND_S = 10.0
+PLAN_S = 30.0
+FIRST_PLAN_S = 1.0
+_LOOKS = (c.CheckPreset, c.PlanPresets)
 
 
 class Controller:
@@ -55,14 +65,23 @@ class Controller:
         self.gpus.idle_bytes.update(self.remembered.idle_bytes)
         self.run_desk = RunDesk(host, self.feed, self.servers, self.remembered, self._save)
         self.levers = RunLevers(self.run_desk)
+        self.caps = LiveCaps(self.servers)
+        self.run_servers = RunServers(self.run_desk)
+        catalogues = CatalogueCache(host.state_folder / "flags")
+        self.preset_desk = PresetDesk(host, self.feed, catalogues)
         self.sequences = Sequences(
             self.servers,
             self.gpus,
             self.run_desk,
             self.ledger,
-            CatalogueCache(),
+            catalogues,
         )
         self.run_desk.expect()
+        self.broken_off = BrokenOff(self.sequences)
+        self.broken_off.expect()
+        self.crash_restarts = CrashRestarts(self.sequences)
+        self.planner = Planner(host, self.ledger)
+        self.keeper = LaunchKeeper(host, self.feed, self.ledger, self.planner)
         self.picture = Picture(host, self.feed, self.ledger)
         self.store = Store(self._compose())
         self.is_leaving = asyncio.Event()
@@ -88,7 +107,7 @@ class Controller:
         except KvctlError as error:
             problems = tuple(str(error).splitlines())
             said = "; ".join(problems)
-            if not isinstance(command, c.CheckPreset):  # looking through presets is no event
+            if not isinstance(command, _LOOKS):  # looking through presets is no event
                 self.feed.emit("refused" if error.exit_status == 4 else "failed", said, id)
             return Outcome(error.exit_status, said, problems[1:] and problems)
         except Exception as error:  # the command boundary: told in one line, traceback to the log
@@ -103,32 +122,44 @@ class Controller:
     async def run(self) -> None:
         """Sample, act and publish until cancelled."""
         self.servers.readopt()
+        self.caps.take_up()
         await self.gpus.read(limit_s=FIRST_READ_S)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._every(PERIOD_S, self._read_gpus))
             group.create_task(self._every(FIND_S, self._find))
             group.create_task(self._every(TICK_S, self._tick))
+            group.create_task(self._keep_planning())
             group.create_task(self._publish())
+            group.create_task(self.broken_off.take_up())
             group.create_task(self.run_desk.reopen())
 
     async def close(self) -> None:
         """Bring everything to rest; servers go on, the run is taken up by the next kvctld."""
+        await self.crash_restarts.close()
         await self.sequences.close()
         await self.run_desk.close()
+        await self.caps.close()
         await self.servers.close()
         self.picture.history.flush()
+        self.picture.points.close()
+        self.keeper.keep(self.picture.points)
+        await self.keeper.close()
         self._save()
 
     def _routes(self) -> dict[type[Command], Route]:
         """Return who carries out which command; every command has exactly one entry."""
         return {
-            c.CheckPreset: self.sequences.check,
+            c.CheckPreset: self._check,
+            c.PlanPresets: self._plan,
+            c.OwnPreset: self.preset_desk.own,
+            c.ValidatePreset: self.preset_desk.validate,
             c.StartServer: self.sequences.start,
             c.StopServer: self.sequences.stop,
             c.RestartServer: self.sequences.restart,
             c.CancelStart: self.sequences.cancel,
             c.AdoptServer: self.servers.adopt,
             c.ForgetServer: self.servers.forget,
+            c.CapServer: self.caps.set,
             c.KillProcesses: self.gpus.kill,
             c.ClearGpus: self.gpus.clear,
             c.StartRun: self.run_desk.start,
@@ -138,10 +169,26 @@ class Controller:
             c.Throttle: self.levers.throttle,
             c.NudgeThrottle: self.levers.nudge,
             c.SetWeights: self.levers.set_weights,
+            c.ChangeRunServers: self.run_servers.change,
             c.RetryFailed: self.levers.retry_failed,
             c.RefreshNow: self._refresh,
             c.StopDaemon: self._leave,
         }
+
+    async def _check(self, command: c.CheckPreset, id: str) -> Outcome:
+        """Check a preset, and say what it would bring."""
+        outcome = await self.sequences.check(command, id)
+        snapshot = self._compose()
+        await self.planner.refresh(snapshot)
+        planned = self.planner.of(command.preset)
+        if planned is None:
+            return outcome
+        server = snapshot.server
+        now = server.decode.pool_tokens.value if server is not None else None
+        return replace(outcome, data=outcome.data | plan_document(planned, now))
+
+    async def _plan(self, command: c.PlanPresets, id: str) -> Outcome:
+        return await self.planner.answer(command, self._compose())
 
     async def _leave(self, command: c.StopDaemon, id: str) -> Outcome:
         self.feed.emit("leaving", "kvctld was asked to leave; servers go on", id)
@@ -169,9 +216,19 @@ class Controller:
 
     async def _tick(self) -> None:
         self.servers.tick()
+        self.crash_restarts.tick()
         self.run_desk.tick()
+        await self.caps.tick(self.run_desk.view())
         self.picture.note(self._compose())
+        self.keeper.tick(self.servers.watches.values(), self.gpus.view, self.picture.points)
         self._changed.set()
+
+    async def _keep_planning(self) -> None:
+        """Look at presets, models and memory from time to time (real seconds: files are read)."""
+        await self.host.clock.sleep(FIRST_PLAN_S * self.host.pace)
+        while True:
+            await self.planner.refresh(self._compose())
+            await self.host.clock.sleep(PLAN_S * self.host.pace)
 
     async def _publish(self) -> None:
         """Publish after a change, and not more often than the host's period."""
@@ -194,7 +251,8 @@ class Controller:
             self.sequences.busy,
             self.remembered.last_good_preset,
         )
-        return replace(picture, gpu_series=self.gpus.history.series())
+        series = self.gpus.history.series()
+        return replace(picture, gpu_series=series, plans=self.planner.plans)
 
     def _save(self) -> None:
         try:

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from kvctl.core.domain.snapshot import Series
 
@@ -20,7 +21,9 @@ SERIES_LENGTH = 60
 """Points of a sparkline: ten minutes."""
 FLUSH_EVERY = 5
 """Points that are written together, so that a second costs no write of its own."""
-MOST_NAMES = 32
+MOST_NAMES = 128
+OF_SERVER = "/"
+"""Between a server's name and its figure; the run's own figures have none."""
 _DIGITS = 6
 _JUMP_STEPS = 2
 """A clock that was set back by more than this takes the points after it away."""
@@ -146,6 +149,33 @@ class History:
         """Write what was not written yet."""
         for row in self._rows:
             row.flush()
+
+
+def shown_values(values: Mapping[str, float | None], server: str | None) -> dict[str, float | None]:
+    """Return one server's figures by their own names, beside those of the run.
+
+    >>> shown_values({"main/pool": 0.9, "b/pool": 0.1, "effective": 600.0}, "main")
+    {'pool': 0.9, 'effective': 600.0}
+    """
+    return _shown(values, server)
+
+
+def shown_series(series: Mapping[str, Series], server: str | None) -> dict[str, Series]:
+    """Return one server's series by their own names, beside the run's; the rest by full names."""
+    others = {name: row for name, row in series.items() if OF_SERVER in name}
+    return {**others, **_shown(series, server)}
+
+
+_T = TypeVar("_T")
+
+
+def _shown(values: Mapping[str, _T], server: str | None) -> dict[str, _T]:
+    own = "" if server is None else f"{server}{OF_SERVER}"
+    return {
+        name.removeprefix(own) if own else name: value
+        for name, value in values.items()
+        if OF_SERVER not in name or (own and name.startswith(own))
+    }
 
 
 def history_since(folder: Path, since: float) -> Iterator[tuple[float, Point]]:

@@ -1,13 +1,15 @@
 """The outside as the composition root hands it to the controller."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvctl.core.clock import Clock
 from kvctl.core.domain.membership import Me
+from kvctl.core.domain.rules import Rule
 from kvctl.core.ports import Engine, Generator, GpuSource, LogTail, Processes
-from kvctl.core.servers.config import Config
+from kvctl.core.servers.config import Config, read_config
+from kvctl.core.servers.interpreters import Interpreters
 from kvctl.core.servers.launch import Launcher
 from kvctl.core.servers.preset_store import PresetStore
 
@@ -39,6 +41,21 @@ class Host:
     """Seconds of the clock between two snapshots at most."""
     pace: float = 1.0
     """Seconds of the clock in a real second: what real devices need does not run faster."""
+    interpreters: Interpreters = field(default_factory=Interpreters)
+
+    config_path: Path | None = None
+    """config.toml, read again for its rules at every check; None: the rules of `config`."""
+
+    @property
+    def rules(self) -> tuple[Rule, ...]:
+        """Return the rules as they are written now: one that was just added must hold at once.
+
+        Raises:
+            ConfigError: config.toml cannot be used any more; nothing is started then.
+        """
+        return (
+            self.config.rules if self.config_path is None else read_config(self.config_path).rules
+        )
 
     @property
     def log_folder(self) -> Path:

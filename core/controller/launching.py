@@ -1,33 +1,40 @@
 """The start of one server: preflight, spawn, stages until a first token, or the failure card."""
 
+import asyncio
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from kvctl.core.clock import within
+from kvctl.core.controller.detached import is_detached
 from kvctl.core.controller.host import Host
 from kvctl.core.controller.keys import note_key
+from kvctl.core.controller.lateness import Lateness
 from kvctl.core.controller.server_watch import ServerWatch
 from kvctl.core.controller.state import ServerRecord
+from kvctl.core.controller.store import EventFeed
 from kvctl.core.domain.errors import CommandRefused, KvctlError, UsageError
 from kvctl.core.domain.gpus import GpuView
 from kvctl.core.domain.launch_plan import LaunchPlan
 from kvctl.core.domain.membership import LAUNCH_MARK
 from kvctl.core.domain.presets import Preset
-from kvctl.core.domain.server import Failure, ServerState, StageState
-from kvctl.core.domain.startup import launched as begin_startup
+from kvctl.core.domain.server import Failure, StageState
 from kvctl.core.domain.startup import stages_of
 from kvctl.core.domain.units import duration, thousands
 from kvctl.core.ports import GenerateRequest, Generator, TransportFailed
-from kvctl.core.servers.flag_catalogue import CatalogueCache
-from kvctl.core.servers.launch import Launched, new_log_path
+from kvctl.core.servers.flag_asking import CatalogueCache
+from kvctl.core.servers.launch import Launched, log_trouble
 from kvctl.core.servers.ledger import LaunchRecord, Ledger
 from kvctl.core.servers.preflight import check, may_start
 from kvctl.core.servers.preflight_facts import Surroundings, gather_facts
 from kvctl.core.servers.preflight_types import Check, PreflightLine, Replaced
 
 POLL_S = 0.5
+NEAR_POLL_S = 0.1
+"""Once the KV pool is made: what follows the ready line waits for the next look."""
+SILENT_S = 60.0
+"""Of answers without a ready line: longer than a warm-up request takes; a token then tells."""
 FIRST_TOKEN_TRIES = 20
-FIRST_TOKEN_S = 300.0
-"""A first request may compile kernels; an engine that says nothing for so long hangs."""
+FIRST_TOKEN_AGAIN_S = 1.0
 _TOLD_BY_LOG = ("process", "weights", "KV pool", "graphs")
 
 
@@ -67,10 +74,16 @@ async def prepare(
     plan = host.presets.launch_plan(preset)
     if plan.is_observed_only:
         raise UsageError(f"preset {name} only watches {plan.url}: kvctl server adopt {plan.url}")
-    around = Surroundings(gpus, host.log_folder, host.presets.environment, replaced, managed_ports)
+    environment = host.presets.environment
+    around = Surroundings(
+        gpus, host.log_folder, environment, replaced, managed_ports, host.interpreters
+    )
     facts = await gather_facts(plan, around, host.processes)
-    catalogue = catalogues.of(facts.installed) if facts.installed is not None else None
-    return Prepared(preset, plan, check(preset, plan, host.config.rules, catalogue, facts))
+    told = await asyncio.to_thread(
+        catalogues.of_plan, plan, host.presets.environment, facts.installed
+    )
+    facts = replace(facts, flags_problem=told.problem)
+    return Prepared(preset, plan, check(preset, plan, host.rules, told.catalogue, facts))
 
 
 def refuse_if_failed(prepared: Prepared) -> None:
@@ -83,9 +96,13 @@ def refuse_if_failed(prepared: Prepared) -> None:
         )
 
 
-def spawn(host: Host, prepared: Prepared, name: str, gpu_uuids: tuple[str, ...]) -> ServerRecord:
-    """Start the process of a checked preset and return what must be remembered of it."""
-    log_path = new_log_path(host.log_folder, host.clock.wall())
+def spawn(
+    host: Host, prepared: Prepared, name: str, gpu_uuids: tuple[str, ...], log_path: Path
+) -> ServerRecord:
+    """Start the process of a checked preset and return what must be remembered of it.
+
+    The name of its log, without its ending, is the launch's id and the mark on its processes.
+    """
     launch_id = log_path.stem
     marked = replace(prepared.plan, env=(*prepared.plan.env, (LAUNCH_MARK, launch_id)))
     launched = host.launcher.spawn(marked, log_path)
@@ -111,6 +128,7 @@ def _record(
         gpu_uuids=gpu_uuids,
         model_path=plan.model_path,
         stop_command=list(plan.stop or ()),
+        restarts_after_crash=plan.restarts_after_crash,
     )
 
 
@@ -131,39 +149,81 @@ def begin_ledger(ledger: Ledger, plan: LaunchPlan, record: ServerRecord) -> None
     )
 
 
-async def until_ready(host: Host, watch: ServerWatch) -> None:
+async def until_ready(host: Host, feed: EventFeed, watch: ServerWatch) -> None:
     """Wait until the server serves a first token, showing each stage. Raises StartFailed."""
-    watch.startup = begin_startup(host.clock.monotonic())
-    while not (watch.startup.is_ready and watch.last_answer_at is not None):
+    lateness = Lateness(host.config.limits)
+    while not watch.startup.is_ready:
         _raise_if_dead(host, watch)
         _show_stages(watch)
-        if watch.tail is None and watch.last_answer_at is not None:
+        _tell_lateness(host, feed, watch, lateness)
+        if _serves_silently(watch, host.clock.monotonic()):
             break
-        await host.clock.sleep(POLL_S)
-        if watch.startup.is_ready and watch.last_answer_at is None:
-            await watch.refresh()  # the loop's own next question may be far off by now
+        await host.clock.sleep(POLL_S if watch.startup.pool_tokens is None else NEAR_POLL_S)
+        watch.read_log()
     _close_stages(watch)
     await _first_token(host, watch)
+    while watch.last_answer_at is None:
+        await watch.refresh()  # the loop's own next question may be far off by now
+        if watch.last_answer_at is None:
+            _raise_if_dead(host, watch)
+            await host.clock.sleep(POLL_S)
+
+
+def _serves_silently(watch: ServerWatch, now: float) -> bool:
+    """Return whether it answers although its log does not say so: none, full disk, own format."""
+    if watch.first_answer_at is None:
+        return False
+    return watch.tail is None or now - watch.first_answer_at >= SILENT_S
+
+
+def _tell_lateness(host: Host, feed: EventFeed, watch: ServerWatch, lateness: Lateness) -> None:
+    """Say once that a step is late, show it, and end the start only if that is configured."""
+    now = host.clock.monotonic()
+    told = lateness.look(watch.startup, now)
+    if lateness.step is None:
+        return
+    if host.config.limits.end_start:
+        watch.failure = replace(lateness.failure(), stage=watch.stages.doing)
+        raise StartFailed(watch.failure)
+    if told is not None:
+        age = duration(now - (watch.last_line_at if watch.last_line_at is not None else now))
+        feed.emit(
+            "late",
+            f"{watch.record.name}: {told} (last line of its log {age} ago); it may be slow and "
+            "goes on: l shows the log, X cancels",
+        )
+    doing = next((s for s in watch.stages.items if s.name == watch.stages.doing), None)
+    if doing is not None:
+        detail = "; ".join(filter(None, (doing.detail, lateness.told(now))))
+        watch.stages.set(doing.name, detail=detail)
 
 
 def _raise_if_dead(host: Host, watch: ServerWatch) -> None:
+    if is_detached(host, watch):
+        return
     identity = watch.identity
     code = host.launcher.exit_of(identity) if identity is not None else None
     if code is None and watch.is_alive() is not False:
         return
     watch.tick()
     _show_stages(watch)
-    said = f" (exit status {code})" if code is not None else ""
-    failure = watch.failure or Failure(
-        f"The server process ended{said}; its log names no cause",
-        ("l shows its log",),
-        tuple(filter(None, [watch.last_line])),
-    )
+    failure = watch.failure or _silent_end(watch, code)
     at = watch.stages.doing or "process"
     elapsed = host.clock.monotonic() - (_started_at(watch) or host.clock.monotonic())
     watch.failure = replace(failure, stage=at, after_s=elapsed)
     watch.stages.fail(at, failure.headline)
     raise StartFailed(watch.failure)
+
+
+def _silent_end(watch: ServerWatch, code: int | None) -> Failure:
+    """Return the card of a process that ended without a cause in its log."""
+    said = f" (exit status {code})" if code is not None else ""
+    last = tuple(filter(None, [watch.last_line]))
+    if (trouble := log_trouble(watch.record.log_path or "")) is not None:
+        advice = ("free space there: without its log no cause can be told", "then start it again")
+        return Failure(f"{trouble}; the server process ended{said}", advice, last)
+    headline = f"The server process ended{said}; its log names no cause"
+    return Failure(headline, ("l shows its log",), last)
 
 
 def _started_at(watch: ServerWatch) -> float | None:
@@ -197,18 +257,31 @@ async def _first_token(host: Host, watch: ServerWatch) -> None:
                 _raise_if_dead(host, watch)
                 problem = await _ask_for_token(host, generator, request)
                 if problem is None:
+                    _raise_if_another_answers(watch)
                     proof.append(f"a token from pid {watch.record.pid}")
                     return
-                await host.clock.sleep(POLL_S * 2)
+                await host.clock.sleep(FIRST_TOKEN_AGAIN_S)
             raise _no_token(problem)
         finally:
             await generator.close()
 
 
+def _raise_if_another_answers(watch: ServerWatch) -> None:
+    """Refuse a token from whoever else has the port. Raises StartFailed.
+
+    Source: a server that could not bind says that it is ready all the same, then ends (0.5.23).
+    """
+    watch.read_log()
+    if (failure := watch.causes.port_failure()) is not None:
+        raise StartFailed(failure)
+
+
 async def _ask_for_token(host: Host, generator: Generator, request: GenerateRequest) -> str | None:
     """Return why no token came, None if one did. Raises StartFailed if nothing came at all."""
     try:
-        reply = await within(host.clock, FIRST_TOKEN_S, generator.generate(request))
+        reply = await within(
+            host.clock, host.config.limits.first_token_s, generator.generate(request)
+        )
     except TransportFailed as failed:
         return str(failed)
     except TimeoutError as silence:
@@ -226,14 +299,9 @@ def told_ready(watch: ServerWatch, wall: float) -> str:
     """Return in one line what a launch that serves (at this wall time) has come to."""
     record, startup = watch.record, watch.startup
     took = wall - (record.launched_wall or wall)
-    parts = [f"{record.preset} at {record.url} serves after {duration(took)}"]
+    parts = [f"{record.preset} at {record.url} serves as {record.name} after {duration(took)}"]
     if startup.pool_tokens is not None:
         parts.append(f"pool {thousands(startup.pool_tokens)} tokens")
     if startup.available_gpu_memory_gb is not None:
         parts.append(f"{startup.available_gpu_memory_gb:.2f} GB free after graphs")
     return ", ".join(parts)
-
-
-def is_lost(state: ServerState) -> bool:
-    """Return whether a server in this state serves nothing and will not by itself."""
-    return state in (ServerState.FAILED, ServerState.STOPPED)

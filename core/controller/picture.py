@@ -1,11 +1,12 @@
 """Puts the snapshot together: the desks' views, joined with history, presets and verdicts."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from kvctl.core.controller.history import History
+from kvctl.core.controller.history import OF_SERVER, History, shown_series
 from kvctl.core.controller.host import Host
-from kvctl.core.controller.operating import OperatingLog
+from kvctl.core.controller.operating import KEPT, OperatingLog, steady_rates
+from kvctl.core.controller.planner import belongs_to
 from kvctl.core.controller.server_records import same_url
 from kvctl.core.controller.store import EventFeed
 from kvctl.core.domain.balance import Balance, Moment, contradiction, fold_moment
@@ -13,13 +14,13 @@ from kvctl.core.domain.diagnose import diagnose
 from kvctl.core.domain.errors import KvctlError
 from kvctl.core.domain.figures import Figure, unknown
 from kvctl.core.domain.gpus import GpuView
-from kvctl.core.domain.rules import refusals
+from kvctl.core.domain.operating_point import OperatingPoint
+from kvctl.core.domain.rules import Rule, refusals
 from kvctl.core.domain.run import Run
 from kvctl.core.domain.scene import Scene
 from kvctl.core.domain.server import Server
 from kvctl.core.domain.snapshot import PresetSummary, Snapshot
 from kvctl.core.domain.verdict import Verdict, VerdictWord
-from kvctl.core.servers.discover import SIMULATED_MODULE
 from kvctl.core.servers.ledger import Ledger
 from kvctl.core.servers.preset_store import ListedPreset
 
@@ -44,8 +45,10 @@ class Picture:
     _balance: Balance | None = None
 
     def __post_init__(self) -> None:
-        """Take up the history of an earlier kvctld."""
+        """Take up the history and the operating points of an earlier kvctld."""
         self.history = History(self.host.state_folder)
+        points = [point for record in self.ledger.records() for point in record.points]
+        self.points.take_up(sorted(points, key=lambda point: point.began_wall)[-KEPT:])
 
     def compose(
         self,
@@ -60,7 +63,8 @@ class Picture:
         run = self._credible(run)
         joined = tuple(_joined(server, run) for server in servers)
         presets = self._list_presets(at, joined)
-        scene = Scene(at, wall, joined[0] if joined else None, gpus, run, presets)
+        first = joined[0] if joined else None
+        scene = Scene(at, wall, first, gpus, run, presets, self._own_points(first))
         return Snapshot(
             at=at,
             wall=wall,
@@ -73,11 +77,17 @@ class Picture:
             verdicts=diagnose(scene),
             presets=presets,
             events=tuple(self.feed.recent),
-            series=self.history.series(wall),
+            series=shown_series(self.history.series(wall), joined[0].name if joined else None),
             operating_points=self.points.points(),
             busy_command=busy,
             last_good_preset=last_good_preset,
         )
+
+    def _own_points(self, server: Server | None) -> tuple[OperatingPoint, ...]:
+        """Return what was measured under the launch that serves now."""
+        if server is None or server.launch_id is None:
+            return ()
+        return tuple(p for p in self.points.points() if p.launch == server.launch_id)
 
     def note(self, snapshot: Snapshot) -> None:
         """Take one second's figures into the history and tell a new verdict as an event."""
@@ -109,7 +119,7 @@ class Picture:
             self._presets_at = at
             self._presets = self._read_presets()
         running = {server.preset for server in servers if server.state.is_ready}
-        steady = self.points.best_by_preset()
+        steady = steady_rates(self.points.points())
         return tuple(
             replace(
                 preset,
@@ -124,25 +134,25 @@ class Picture:
         records = {r.preset: r for r in self.ledger.records() if r.was_ready}
         pools = {name: record.pool_tokens for name, record in records.items()}
         try:
-            listed = [p for p in self.host.presets.listed() if self._belongs_here(p)]
+            is_simulated = self.host.gpus.is_simulated
+            everything = self.host.presets.listed()
+            listed = [p for p in everything if belongs_to(p, is_simulated=is_simulated)]
+            rules = self.host.rules
         except KvctlError:
             return self._presets  # a file that went away meanwhile: the next look tells
-        return tuple(self._summary(preset, pools) for preset in listed)
+        return tuple(self._summary(preset, pools, rules) for preset in listed)
 
-    def _belongs_here(self, listed: ListedPreset) -> bool:
-        """Whether a preset is for this kind of host: simulated ones stay on the simulated host."""
-        command = listed.preset.launch_setting("command") if listed.preset else None
-        words = command.value if command is not None and isinstance(command.value, tuple) else ()
-        return (SIMULATED_MODULE in words) == self.host.gpus.is_simulated
-
-    def _summary(self, listed: ListedPreset, pools: Mapping[str, int | None]) -> PresetSummary:
-        broken = refusals(listed.preset, self.host.config.rules) if listed.preset else ()
+    def _summary(
+        self, listed: ListedPreset, pools: Mapping[str, int | None], rules: Sequence[Rule]
+    ) -> PresetSummary:
+        broken = refusals(listed.preset, rules) if listed.preset else ()
         rule = broken[0].rule if broken else None
         return PresetSummary(
             listed.name,
             listed.preset.description if listed.preset else "",
             refused=f"rule on {rule.flag}: {rule.reason}" if rule else None,
-            problem=listed.problems[0].message if listed.problems else None,
+            problem=listed.problems[0].message if listed.problems and not listed.needs else None,
+            needs=listed.needs,
             pool_tokens=pools.get(listed.name),
         )
 
@@ -199,22 +209,29 @@ def _moment(snapshot: Snapshot) -> Moment | None:
 
 
 def _series_values(snapshot: Snapshot) -> dict[str, float | None]:
-    server, run = snapshot.server, snapshot.run
-    values: dict[str, float | None] = {}
-    if server is not None:
-        decode = server.decode
-        frozen = decode.is_frozen or not server.state.is_ready
-        for name, figure in (
-            ("pool", decode.token_usage),
-            ("running", decode.running),
-            ("queued", decode.queued),
-            ("generation", decode.generation_tokens_per_s),
-            ("retracted", decode.retracted_per_min),
-            ("answer", decode.answer_s),
-        ):
-            values[name] = None if frozen else figure.value
+    """Return every server's figures under its name, and the run's own."""
+    run = snapshot.run
+    values = {
+        f"{server.name}{OF_SERVER}{name}": value
+        for server in snapshot.servers
+        for name, value in _server_values(server).items()
+    }
     if run is not None:
         values["effective"] = run.effective_tokens_per_s.value
         lengths = [p.mean_tokens for p in run.partitions if p.in_flight and p.mean_tokens]
         values["length"] = sum(lengths) / len(lengths) if lengths else None
     return values
+
+
+def _server_values(server: Server) -> dict[str, float | None]:
+    decode = server.decode
+    is_old = decode.is_frozen or not server.state.is_ready
+    figures = (
+        ("pool", decode.token_usage),
+        ("running", decode.running),
+        ("queued", decode.queued),
+        ("generation", decode.generation_tokens_per_s),
+        ("retracted", decode.retracted_per_min),
+        ("answer", decode.answer_s),
+    )
+    return {name: None if is_old else figure.value for name, figure in figures}

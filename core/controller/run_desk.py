@@ -18,7 +18,7 @@ from kvctl.core.controller.commands import (
 from kvctl.core.controller.freezing import is_frozen, thaw
 from kvctl.core.controller.host import Host
 from kvctl.core.controller.run_opening import facts_of, open_options, resolve_servers
-from kvctl.core.controller.run_words import partition_lines, told_harvest, waiting_run
+from kvctl.core.controller.run_words import told_harvest, waiting_run
 from kvctl.core.controller.server_desk import ServerDesk
 from kvctl.core.controller.server_records import same_url
 from kvctl.core.controller.server_watch import ServerWatch
@@ -101,7 +101,9 @@ class RunDesk:
         async with self._opening:
             resolve_servers(load_run(command.path), self.servers)  # a typo closes nothing
             await self._make_room(command.path)
-            driver = await self._open(command.path, command.force)
+            driver = await self._open(
+                command.path, command.force, accept_damage=command.accept_damage
+            )
             view = driver.view(self.host.clock.monotonic())
             driver.start()
             self.remembered.run = RunRecord(view.path)
@@ -110,7 +112,7 @@ class RunDesk:
         said = f"run {view.name}: {thousands(view.total)} prompts in {len(view.partitions)}"
         said += f" partitions{done if view.done else ''}, output in {view.output}"
         self.feed.emit("run", said, id)
-        return Outcome(0, said, tuple(partition_lines(view)))
+        return Outcome(0, said, driver.found())
 
     async def finish(self, command: CloseRun, id: str) -> Outcome:
         """Close the run: harvest what is in flight; its files stay."""
@@ -211,7 +213,7 @@ class RunDesk:
             )
         await self._close()
 
-    async def _open(self, path: str, force: bool) -> RunDriver:
+    async def _open(self, path: str, force: bool, *, accept_damage: bool = False) -> RunDriver:
         spec = load_run(path)
         urls = resolve_servers(spec, self.servers)
         added = [watch for url in urls if (watch := self.servers.watch_url(url)) is not None]
@@ -221,9 +223,9 @@ class RunDesk:
         driver = RunDriver(
             replace(spec, servers=urls),
             self.host.clock,
-            [self._generator(url) for url in urls],
+            [self.generator(url) for url in urls],
             RunHooks(facts=self._facts, event=lambda kind, text: self._tell(kind, text)),
-            options=open_options(watch, force),
+            options=replace(open_options(watch, force), accept_damage=accept_damage),
         )
         try:
             await driver.open()
@@ -237,7 +239,8 @@ class RunDesk:
         self.steering.tick()
         return driver
 
-    def _generator(self, url: str) -> Callable[[], Generator]:
+    def generator(self, url: str) -> Callable[[], Generator]:
+        """Return what opens a server's connections, with the key it needs."""
         watch = self.servers.at_url(url)
         key = watch.api_key if watch is not None else None
         return lambda: self.host.open_generator(url, key)

@@ -7,20 +7,33 @@ from kvctl.core.controller.server_watch import ServerWatch
 from kvctl.core.domain.errors import RunFileError
 from kvctl.core.domain.outcomes import numerics_of
 from kvctl.core.domain.runfile import RunSpec
+from kvctl.core.runs.folder import read_settings
 from kvctl.core.runs.opening import OpenOptions
 from kvctl.core.runs.slots import ServerFacts
 
 
 def resolve_servers(spec: RunSpec, servers: ServerDesk) -> tuple[str, ...]:
-    """Return the URLs of a run's servers, names resolved; none named: the only one there is."""
+    """Return the URLs of a run's servers, names resolved; none named: the only one there is.
+
+    Servers that the operator has added or removed since stand above the run file, until that
+    names others.
+    """
     if spec.attach is not None:
         raise RunFileError(f"{spec.path}: [attach] runs are only counted, they cannot be started")
+    settings = read_settings(Path(spec.output), None)
+    if settings.servers and settings.servers_named == list(spec.servers):
+        return tuple(settings.servers)
     if not spec.servers:
         return (servers.by_name(None).record.url,)
-    return tuple(_url(name, spec, servers) for name in spec.servers)
+    return tuple(server_url(name, spec, servers) for name in spec.servers)
 
 
-def _url(name: str, spec: RunSpec, servers: ServerDesk) -> str:
+def server_url(name: str, spec: RunSpec, servers: ServerDesk) -> str:
+    """Return the URL of a server that is named by URL or by the name it has here.
+
+    Raises:
+        RunFileError: No server of that name is watched.
+    """
     if "://" in name:
         return name.rstrip("/")
     watch = servers.watches.get(name)

@@ -21,11 +21,6 @@ def _name_in(path: str) -> str:
         return Path(path).stem  # why it cannot be read is told when it is taken up
 
 
-def partition_lines(view: Run) -> list[str]:
-    """Return one line a partition."""
-    return [f"{p.name}: {p.total} prompts, {p.done} done" for p in view.partitions]
-
-
 def told_harvest(report: HarvestReport | None) -> str:
     """Return what a harvest kept and lost, in one line."""
     if report is None:

@@ -18,6 +18,7 @@ from kvctl.core.controller.server_watch import ServerWatch
 from kvctl.core.controller.state import Remembered, ServerRecord
 from kvctl.core.controller.store import EventFeed
 from kvctl.core.domain.errors import CommandRefused, KvctlError, UsageError
+from kvctl.core.domain.kinship import is_vital
 from kvctl.core.domain.launch_plan import LaunchPlan
 from kvctl.core.domain.membership import KnownServer, LaunchState
 from kvctl.core.domain.server import LaunchFlag, Server, ServerState
@@ -102,7 +103,7 @@ class ServerDesk:
         for found in discover(self.host.processes):
             there = self.at_url(found.url)
             self._note_container(there, found)
-            is_free = there is None or there.identity is None or _is_over(there)
+            is_free = there is None or _is_over(there) or _is_an_address_alone(there)
             if found.identity not in mine and is_free:
                 self.watch(found_record(found, self._free_name(found.url), self._container()))
                 who = f"pid {found.identity.pid} ({found.user})"
@@ -143,6 +144,10 @@ class ServerDesk:
             raise CommandRefused(
                 f"{watch.record.name} is in the middle of a start or stop: wait, or cancel it (X)"
             )
+        if watch.record.cap_before is not None:
+            raise CommandRefused(
+                f"{watch.record.name} has a cap of kvctl's: `kvctl server cap off` first"
+            )
         self.drop(watch)
         self.save()
         return Outcome(0, f"{watch.record.name} is not watched any more; it goes on")
@@ -152,7 +157,7 @@ class ServerDesk:
         there = self.at_url(record.url)
         if there is not None and there.identity is None:
             self.drop(there)
-        watch = ServerWatch(self.host, self.feed, record, self.on_sample)
+        watch = ServerWatch(self.host, record, feed=self.feed, on_sample=self.on_sample)
         watch.flags = plan.flags if plan is not None else self._flags_of(record)
         self.watches[record.name] = watch
         watch.start()
@@ -192,6 +197,8 @@ class ServerDesk:
             return
         group = launch_group(self.host.processes, known)
         watch.record.tree = [(p.identity.pid, p.identity.start_ticks) for p in group]
+        vital = [p.identity for p in group if is_vital(p.title)]
+        watch.record.ranks = [(i.pid, i.start_ticks) for i in vital if i != watch.identity]
         self.save()
 
     def end_record(self, watch: ServerWatch) -> None:
@@ -252,3 +259,8 @@ class ServerDesk:
 
 def _is_over(watch: ServerWatch) -> bool:
     return watch.state in (ServerState.FAILED, ServerState.STOPPED)
+
+
+def _is_an_address_alone(watch: ServerWatch) -> bool:
+    """Return whether nobody is known behind a URL; a launch waits for its own process."""
+    return watch.identity is None and not watch.record.is_managed

@@ -54,7 +54,12 @@ def launch_state(watch: ServerWatch) -> LaunchState:
 
 def is_of_this_boot(record: ServerRecord, booted_wall: float) -> bool:
     """Return whether a launch can have processes here: not if the host has booted since."""
-    return record.launched_wall is None or record.launched_wall > booted_wall - BOOT_SLACK_S
+    return record.launched_wall is None or began_in_this_boot(record.launched_wall, booted_wall)
+
+
+def began_in_this_boot(wall: float, booted_wall: float) -> bool:
+    """Return whether something that began at this wall time began since the host booted."""
+    return wall > booted_wall - BOOT_SLACK_S
 
 
 def found_record(found: FoundServer, name: str, own_container: str | None = None) -> ServerRecord:
@@ -74,5 +79,6 @@ def found_record(found: FoundServer, name: str, own_container: str | None = None
         ready_seen=True,
         model_path=found.model,
         owner=found.owner.text if found.owner is not None and restarts else None,
+        owner_command=found.owner.command if found.owner is not None and restarts else None,
         container=found.container if found.container != own_container else None,
     )

@@ -1,6 +1,6 @@
 """The stages of a start, stop or restart: each with its state, time and proof."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -19,6 +19,8 @@ class StageList:
 
     clock: Clock
     items: list[Stage] = field(default_factory=list)
+    on_begin: Callable[[], None] = lambda: None
+    """Called when a stage has begun, before anything of it is done."""
 
     def plan(self, *names: str) -> None:
         """Replace the list by these steps, all to do."""
@@ -32,11 +34,16 @@ class StageList:
 
     def replace(self, stage: Stage) -> None:
         """Put a stage in the place of the one with its name."""
+        before = self.doing
         self.items = [stage if item.name == stage.name else item for item in self.items]
+        if self.doing not in (None, before):
+            self.on_begin()
 
     def begin(self, name: str, detail: str = "") -> None:
         """Mark a stage as going on."""
-        self.set(name, state=StageState.DOING, started_at=self.clock.monotonic(), detail=detail)
+        now = self.clock.monotonic()
+        self.set(name, state=StageState.DOING, started_at=now, ended_at=None, detail=detail)
+        self.on_begin()
 
     def end(self, name: str, proof: str) -> None:
         """Mark a stage as done with what was observed."""

@@ -6,11 +6,14 @@ the truth about responses; this only says where to look.
 
 import os
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 
 import msgspec
 
+from kvctl.core.controller.commands import WaitHow
 from kvctl.core.domain.errors import KvctlError
+from kvctl.core.domain.server import Stage, StageState
 
 
 @dataclass(slots=True)
@@ -39,10 +42,14 @@ class ServerRecord:
     """Id of the container it runs in, where that is not kvctld's own."""
     owner: str | None = None
     """The supervisor that would start it again."""
+    owner_command: str | None = None
+    """What to type to stop it there; None where that is not known."""
     model_path: str | None = None
     """As the launch named it: a folder here, or a hub id."""
     stop_command: list[str] = field(default_factory=list)
     """What stops a server that is not our child; empty: signals."""
+    is_handed_over: bool = False
+    """What was launched has ended; pid is the server's that another program started for us."""
     api_key_env: str | None = None
     """Name of the variable that holds the key, never the key."""
     api_key_file: str | None = None
@@ -51,6 +58,10 @@ class ServerRecord:
     """We paused the engine in this mode and must continue it."""
     cap_before: int | None = None
     """The live cap that was there before we changed it."""
+    restarts_after_crash: bool | None = None
+    """As its preset says; None: as config.toml says."""
+    ranks: list[tuple[int, int]] = field(default_factory=list)
+    """(pid, start ticks) of the processes that it cannot serve without, once it served."""
 
 
 @dataclass(slots=True)
@@ -59,6 +70,41 @@ class RunRecord:
 
     path: str
     """Its run file; what the operator set is kept in the run's own folder."""
+
+
+class SequenceKind(StrEnum):
+    """What is done to a server in several steps."""
+
+    START = "start"
+    STOP = "stop"
+    RESTART = "restart"
+
+
+@dataclass(slots=True)
+class SequenceRecord:
+    """A start, stop or restart that is being carried out, and where it is."""
+
+    kind: SequenceKind
+    server: str
+    url: str
+    preset: str | None = None
+    """What is started; None at a stop."""
+    how: WaitHow = WaitHow.HARVEST
+    cut_foreign: bool = False
+    id: str = ""
+    """Of the command."""
+    began_wall: float = 0.0
+    stages: list[Stage] = field(default_factory=list)
+    """As they were when the latest one began; times are the monotonic clock's of this boot."""
+    launch_id: str | None = None
+    """Mark of the process that is started or is about to be."""
+    taken_up: int = 0
+    """How many later kvctlds have gone on with it."""
+
+    @property
+    def doing(self) -> str | None:
+        """Name of the stage that was going on."""
+        return next((s.name for s in self.stages if s.state is StageState.DOING), None)
 
 
 @dataclass(slots=True)
@@ -70,6 +116,10 @@ class Remembered:
     ended: list[ServerRecord] = field(default_factory=list)
     """Launches of before, newest last: whose a leftover is."""
     run: RunRecord | None = None
+    sequence: SequenceRecord | None = None
+    """None: no server is being changed."""
+    crash_restarts: dict[str, list[float]] = field(default_factory=dict)
+    """Server -> wall times of its automatic restarts, oldest first."""
     last_good_preset: str | None = None
     idle_bytes: dict[str, int] = field(default_factory=dict)
     """Lowest memory seen per GPU uuid while nothing held it."""

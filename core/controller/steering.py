@@ -15,8 +15,10 @@ from kvctl.core.controller.server_watch import ServerWatch
 from kvctl.core.domain import decode as decoding
 from kvctl.core.domain.ceiling import CeilingAction, CeilingMarks, CeilingReading, step
 from kvctl.core.domain.figures import Figure
+from kvctl.core.domain.run import PartitionState, Run
 from kvctl.core.domain.server import Decode, ServerState
-from kvctl.core.domain.throttle import QueueHold, ServerSample
+from kvctl.core.domain.throttle import QueueHold
+from kvctl.core.domain.throttle_parameters import ServerSample
 from kvctl.core.runs.driver import RunDriver
 from kvctl.core.runs.gate import POLICY
 
@@ -44,6 +46,8 @@ class Steering:
     _held: dict[str, tuple[float, float]] = field(default_factory=dict)
     """URL -> tokens in its pool and the requests that hold them."""
     _pools: dict[str, int] = field(default_factory=dict)
+    _sent: frozenset[str] = frozenset()
+    """Partitions that are being sent."""
     _is_overridden: bool = False
     """The operator sent on above the mark: the policy waits until usage has come down."""
     _warned: bool = False
@@ -63,6 +67,16 @@ class Steering:
             law.set_manual(None if target is None else share + (number < rest))
         self._told_target = None
         self._apply()
+
+    def follow_servers(self) -> None:
+        """Take on a law for a server that the run has got, and drop that of one it has lost."""
+        urls = self.driver.spec.servers
+        self.laws = {url: self.laws.get(url) or QueueHold() for url in urls}
+        for known in (self._usages, self._rates, self._held, self._pools):
+            for gone in known.keys() - set(urls):
+                known.pop(gone)
+        self.set_manual(self.driver.manual)
+        self.tick()
 
     @property
     def target(self) -> int:
@@ -107,8 +121,19 @@ class Steering:
                 self._usages.pop(url, None)
             if fit is not None and url in self._pools:
                 law.set_fit(fit * FIT_USAGE * self._pools[url] / whole)
+            for note in law.notes():
+                self.tell("AUTO", note)
+        self._meet_partitions(view)
         self._apply()
         self._tell_target()
+
+    def _meet_partitions(self, view: Run) -> None:
+        """Tell the laws when other partitions are sent: their lengths are others."""
+        sent = frozenset(p.name for p in view.partitions if p.state is PartitionState.OPEN)
+        if sent and sent != self._sent:
+            self._sent = sent
+            for law in self.laws.values():
+                law.meet_other_load()
 
     def _meet(self, url: str) -> None:
         """Tell the driver which start of a server serves, before anything is sent to it."""
@@ -151,7 +176,9 @@ class Steering:
         now = self.clock.monotonic()
         decisions = {url: law.decide(now) for url, law in self.laws.items()}
         for url, decision in decisions.items():
-            self.driver.set_target(decision.allowed, url, note=decision.reason)
+            self.driver.set_target(
+                decision.target, url, is_held=decision.is_held, note=decision.reason
+            )
         self.driver.auto_target = sum(d.auto_target for d in decisions.values())
         reasons = [d.reason for d in decisions.values() if d.is_held]
         if decisions and len(reasons) == len(decisions):
@@ -221,6 +248,7 @@ def _sample(watch: ServerWatch, decode: Decode) -> ServerSample | None:
     if running.value is None or queued.value is None or usage.value is None:
         return None
     pool, retracted = decode.pool_tokens.value, decode.retracted_total.value
+    metrics = watch.decode.metrics
     return ServerSample(
         at=running.at if running.at is not None else 0.0,
         running=int(running.value),
@@ -229,7 +257,19 @@ def _sample(watch: ServerWatch, decode: Decode) -> ServerSample | None:
         retracted_total=None if retracted is None else int(retracted),
         pool_tokens=None if pool is None else int(pool),
         launch=watch.launch,
+        generated_per_s=_value(decode.generation_tokens_per_s),
+        ended_total=None if metrics is None else metrics.counters.get("num_requests_total"),
+        recompute_ratio=_recompute_ratio(decode),
     )
+
+
+def _recompute_ratio(decode: Decode) -> float | None:
+    """Return the share of the server's time that prefilling retracted requests again takes."""
+    share, prefill = _value(decode.prefill_share), _value(decode.prefill_tokens_per_s)
+    again = _value(decode.recomputed_tokens_per_min)
+    if share is None or again is None or prefill is None:
+        return None
+    return share * min(1.0, again / 60.0 / prefill) if prefill > 0 else 0.0
 
 
 def _value(figure: Figure) -> float | None:

@@ -1,6 +1,7 @@
 """The stop of one server: its requests, its processes, its memory, each with proof."""
 
 import asyncio
+import contextlib
 import signal
 import subprocess
 from collections.abc import Sequence
@@ -8,6 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from kvctl.core.controller.commands import WaitHow
+from kvctl.core.controller.detached import found_at
 from kvctl.core.controller.gpu_desk import GpuDesk, require_clean
 from kvctl.core.controller.host import Host
 from kvctl.core.controller.server_watch import ServerWatch
@@ -19,9 +21,10 @@ from kvctl.core.domain.run import Run
 from kvctl.core.ports import ProbeFailed
 from kvctl.core.servers.ending import EndReport, end_group, end_processes, launch_group
 
-TERM_WAIT_S = 45.0
-"""An idle server needs 3 to 9 s after SIGTERM (0.5.17, 0.5.23)."""
 REST_WAIT_S = 15.0
+LOOK_S = 0.25
+RESPAWN_S = 2.0
+"""How long a stop command's server is watched for a supervisor that starts it again."""
 STOP_COMMAND_S = 120.0
 COUNTS_FRESH_S = 15.0
 """Older counts say nothing about whose requests run now."""
@@ -57,6 +60,8 @@ class Stop:
     how: WaitHow
     cut_foreign: bool
     known: KnownServer | None
+    is_dying: bool = False
+    """It has failed and only its main process has not ended yet."""
 
 
 async def stop_server(host: Host, desk: GpuDesk, run: RunInterplay, stop: Stop) -> None:
@@ -77,7 +82,8 @@ async def stop_server(host: Host, desk: GpuDesk, run: RunInterplay, stop: Stop) 
     with stages.step("free GPUs") as proof:
         proof.append(await _end_rest(host, desk, stop))
     with stages.step("prove clean") as proof:
-        proof.append(require_clean(await desk.prove_clean(uuids, beside)))
+        clean_s = host.config.limits.clean_s
+        proof.append(require_clean(await desk.prove_clean(uuids, beside, clean_s)))
 
 
 def guard_stop(run: RunInterplay, stop: Stop) -> None:
@@ -86,7 +92,7 @@ def guard_stop(run: RunInterplay, stop: Stop) -> None:
     if watch.record.owner:
         raise CommandRefused(
             f"{watch.record.name} is kept by {watch.record.owner}, which may start it again: "
-            "stop it there"
+            f"stop it there{f': {told}' if (told := watch.record.owner_command) else ''}"
         )
     if watch.identity is None and not watch.record.stop_command:
         raise CommandRefused(f"{watch.record.url} is not on this host: stop it there")
@@ -131,14 +137,16 @@ async def _end_main(host: Host, stop: Stop) -> str:
     """Ask the main process to end and wait until it has."""
     watch = stop.watch
     if watch.record.stop_command:
-        return await _run_stop_command(watch.record.stop_command)
+        said = await _run_stop_command(watch.record.stop_command)
+        return await _until_gone(host, watch, said)
     assert watch.identity is not None  # the guard has seen to it
     report = await end_processes(
         host.processes,
         host.clock,
         [watch.identity],
-        first=signal.SIGTERM,
-        wait_s=TERM_WAIT_S,
+        # What is dying waits for its crash dumps only, and its port answers nobody.
+        first=signal.SIGKILL if stop.is_dying else signal.SIGTERM,
+        wait_s=host.config.limits.stop_s,
         escalate=False,
     )
     host.launcher.reap()
@@ -146,14 +154,34 @@ async def _end_main(host: Host, stop: Stop) -> str:
 
 
 async def _wake(watch: ServerWatch) -> None:
-    """Continue an engine that we paused: a paused server never finishes draining."""
-    if watch.record.paused_mode is None:
+    """Continue an engine that is paused, by whomever: a paused server never finishes draining."""
+    is_paused_by_another = watch.is_frozen and watch.is_ready is not True
+    if watch.record.paused_mode is None and not is_paused_by_another:
         return
     try:
         await watch.engine.unpause()
     except ProbeFailed:
         return  # a stalled engine cannot be woken; it is killed below
     watch.record.paused_mode = None
+
+
+async def _until_gone(host: Host, watch: ServerWatch, said: str) -> str:
+    """Wait until what a stop command stopped has ended and nothing started it again."""
+    clock, limit_s = host.clock, host.config.limits.stop_s
+    deadline = clock.monotonic() + limit_s
+    while watch.is_alive():
+        if clock.monotonic() > deadline:
+            raise KvctlError(f"{said}, but pid {watch.record.pid} still runs {limit_s:.0f} s later")
+        await clock.sleep(LOOK_S)
+    watched_until = clock.monotonic() + RESPAWN_S
+    while clock.monotonic() < watched_until:
+        if (again := found_at(host, watch.record.url)) is not None:
+            raise KvctlError(
+                f"{said}, but pid {again.identity.pid} serves {watch.record.url} again: its "
+                "supervisor starts it anew; correct [launch] stop of its preset"
+            )
+        await clock.sleep(LOOK_S)
+    return f"{said}; it has ended and did not come back"
 
 
 async def _run_stop_command(command: Sequence[str]) -> str:
@@ -205,13 +233,17 @@ async def _end_group(host: Host, known: KnownServer) -> EndReport:
 
 
 async def clean_up(
-    host: Host, desk: GpuDesk, watch: ServerWatch, known: KnownServer
+    host: Host, desk: GpuDesk, watch: ServerWatch, known: KnownServer | None
 ) -> tuple[bool, str]:
     """End everything of a failed or cancelled start; return whether its GPUs are proven clean."""
     uuids = gpus_of(desk.view, watch)
     beside = _beside(desk.view, watch.record.name)
-    report = await _end_group(host, known)
+    if watch.record.stop_command:  # whoever keeps it would start it again after a signal
+        with contextlib.suppress(KvctlError):  # what is left of it is told below
+            await _run_stop_command(watch.record.stop_command)
+    report = await _end_group(host, known) if known is not None else None
     host.launcher.reap()
-    proof = await desk.prove_clean(uuids, beside)
-    gone = "all processes gone" if report.are_all_gone else "; ".join(report.lines())
+    proof = await desk.prove_clean(uuids, beside, host.config.limits.clean_s)
+    left = () if report is None or report.are_all_gone else report.lines()
+    gone = "; ".join(left) or "all processes gone"
     return proof.is_satisfied, f"{gone}; {proof.summary()}"

@@ -35,6 +35,7 @@ def build_controller(
         KvctlError: The remembered state cannot be read.
     """
     env = dict(environment)
+    config = read_config(paths.config / "config.toml")
     clock: Clock = RealClock() if simulated is None else clock_from_environment(env)
     gpus: GpuSource = NvmlSource() if simulated is None else SimulatedGpus(simulated)
     host = Host(
@@ -45,8 +46,8 @@ def build_controller(
         gpus=gpus,
         processes=_processes(simulated),
         launcher=Launcher(clock, env),
-        presets=PresetStore(preset_folders(paths.config), env),
-        config=read_config(paths.config / "config.toml"),
+        presets=PresetStore(preset_folders(paths.config, config.preset_folders), env),
+        config=config,
         state_folder=paths.state,
         open_engine=lambda url, key: SglangEngine(url, clock, api_key=key),
         open_generator=lambda url, key: AiohttpGenerator(url, api_key=key),
@@ -54,6 +55,7 @@ def build_controller(
         finds_servers=simulated is None and env.get("KVCTL_FIND", "1") != "0",
         publish_every_s=PUBLISH_REAL_S * _pace(clock),
         pace=_pace(clock),
+        config_path=paths.config / "config.toml",
     )
     return Controller(host)
 

@@ -56,6 +56,8 @@ class ObservedLaunch:
     max_running: int | None = None
     pool_error_tokens: int = 0
     """How far `pool_tokens` may be off where it was rounded ("116 K": 500)."""
+    label: str = ""
+    """Which launch it was, for the operator."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ sentence is one of theirs. `diagnose` returns every rule that holds, the most ur
 
 from collections.abc import Callable
 
-from kvctl.core.domain import load_rules, state_rules
+from kvctl.core.domain import bound_rules, load_rules, state_rules
 from kvctl.core.domain.scene import Scene
 from kvctl.core.domain.verdict import Verdict
 
@@ -22,10 +22,14 @@ _RULES: tuple[Rule, ...] = (
     state_rules.draining,
     state_rules.holding,
     state_rules.stale,
+    load_rules.thrash,
     load_rules.ceiling,
     load_rules.retractions,
-    load_rules.client_bound,
-    load_rules.admission,
+    bound_rules.open_files,
+    bound_rules.slow_disk,
+    bound_rules.client_bound,
+    bound_rules.admission,
+    bound_rules.prefill_bound,
     load_rules.burst,
     state_rules.foreign,
     state_rules.finished,

@@ -4,11 +4,14 @@ Facts only: name, aliases, type, default, choices, deprecation. Reading them fro
 SGLang is `servers.flag_catalogue`'s work; here nothing is read.
 """
 
+import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from enum import StrEnum
 
+from kvctl.core.domain.flag_history import what_became_of
+from kvctl.core.domain.flag_relations import refused_together, without_effect
 from kvctl.core.domain.preset_diff import text_of
 from kvctl.core.domain.presets import Setting, Value, canonical, dashed
 
@@ -47,6 +50,8 @@ class FlagSpec:
     """For a deprecated flag: what to write instead, "" if nothing."""
     is_removed: bool = False
     """Deprecated so far that SGLang refuses to start with it."""
+    help: str = field(default="", compare=False)
+    """SGLang's own words about it, in one line; "" where they are not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +59,10 @@ class FlagCatalogue:
     """Every flag of one installed version."""
 
     version: str
+    """"unknown" where nothing tells it."""
     flags: tuple[FlagSpec, ...]
+    is_from_help: bool = False
+    """Read from `--help`: fewer types are known, and flags that SGLang hides there are absent."""
 
     def find(self, name: str) -> FlagSpec | None:
         """Return the flag of this very name or alias, None if there is none.
@@ -94,21 +102,15 @@ class FlagFinding:
 _DEAD = {"num-continuous-decode-steps": "SGLang accepts it and reads it nowhere"}
 """Source: no reader of the field in 0.4.0, 0.4.6.post5, 0.5.2, 0.5.23."""
 
-_REMOVED = {
-    "enable-ep-moe": "removed after 0.4.9; expert parallelism is ep-size",
-    "cuda-graph-max-bs": "now cuda-graph-max-bs-decode",
-    "stream-output": "now incremental-streaming-output",
-}
-"""Flags that existed in other versions, with what to do; told when the catalogue has them not."""
+_UNPRINTED = (
+    "forward-pass-metrics-worker-id",
+    "forward-pass-metrics-ipc-name",
+    "speculative-dflash-draft-window-size",
+)
+"""Flags that `--help` leaves out although they are accepted. Source: argparse.SUPPRESS, 0.5.15+."""
 
-_NEEDS = (("hicache-", "enable-hierarchical-cache"), ("speculative-num-", "speculative-algorithm"))
-_CONFLICTS = (("enable-hierarchical-cache", "disable-radix-cache"),)
-"""HiCache keeps evicted prefixes, and without the radix cache there are none."""
-
-_SHARES = ("mem-fraction-static",)
-"""Flags that are a share of something."""
-
-_SUFFIXES = ("k", "m", "g", "t", "ki", "mi", "gi", "ti")
+_QUANTITY = re.compile(r"[+-]?\d+|\d+(\.\d+)?[kMGT]|\d+[KMGT]i")
+"""Case counts. Source: human_readable_int, 0.5.10 to 0.5.23."""
 
 
 def check_flags(flags: Sequence[Setting], catalogue: FlagCatalogue) -> tuple[FlagFinding, ...]:
@@ -119,13 +121,17 @@ def check_flags(flags: Sequence[Setting], catalogue: FlagCatalogue) -> tuple[Fla
     given = [s for s in flags if s.value is not False]
     findings = [finding for s in given for finding in _check_one(s, catalogue)]
     findings += _check_twice(given, catalogue)
-    findings += _check_together(given)
+    findings += [_error(s, message) for s, message in refused_together(given)]
+    findings += [_warning(s, message) for s, message in without_effect(given)]
     return tuple(sorted(findings, key=lambda f: f.severity is Severity.WARNING))
 
 
 def _check_one(setting: Setting, catalogue: FlagCatalogue) -> Iterator[FlagFinding]:
     name = dashed(setting.name)
     spec = catalogue.find(name)
+    if spec is None and catalogue.is_from_help and name in _UNPRINTED:
+        yield _warning(setting, "not checked: --help does not tell this flag")
+        return
     if spec is None:
         yield _error(setting, _unknown(name, catalogue))
         return
@@ -137,8 +143,6 @@ def _check_one(setting: Setting, catalogue: FlagCatalogue) -> Iterator[FlagFindi
         yield _error(setting, problem)
     if name in _DEAD:
         yield _warning(setting, f"has no effect: {_DEAD[name]}")
-    if name in _SHARES and not 0 < _number(setting.value) < 1:
-        yield _error(setting, f"must lie between 0 and 1, not {_quoted(setting.value)}")
     if name == "kv-cache-dtype" and str(setting.value).startswith("fp8"):
         yield _warning(setting, "fp8 KV without scales of the model can cost quality")
 
@@ -154,27 +158,16 @@ def _check_twice(given: Sequence[Setting], catalogue: FlagCatalogue) -> Iterator
             yield _error(setting, message)
 
 
-def _check_together(given: Sequence[Setting]) -> Iterator[FlagFinding]:
-    by_name = {canonical(s.name): s for s in given}
-    for one, other in _CONFLICTS:
-        if one in by_name and other in by_name:
-            yield _error(by_name[one], f"cannot work with '{other}': SGLang refuses the two")
-    for prefix, needed in _NEEDS:
-        for name, setting in by_name.items():
-            if name.startswith(prefix) and needed not in by_name:
-                yield _warning(setting, f"has no effect without '{needed}'")
-
-
 def _unknown(name: str, catalogue: FlagCatalogue) -> str:
     known = catalogue.names()
-    longer = sorted(other for other in known if other.startswith(name))
     head = f"unknown to SGLang {catalogue.version}"
+    if told := what_became_of(name, known):
+        return f"{head}: {told}"
+    longer = sorted(other for other in known if other.startswith(name))
     if len(longer) == 1:
         return f"an abbreviation: write it in full, '{longer[0]}'"
     if longer:
         return f"ambiguous: it could be {', '.join(longer[:4])}"
-    if name in _REMOVED:
-        return f"{head}: {_REMOVED[name]}"
     near = get_close_matches(name, known, n=1, cutoff=0.6)
     return f"{head}; did you mean '{near[0]}'?" if near else head
 
@@ -204,27 +197,12 @@ def _fits(kind: FlagKind, value: Value) -> bool:
             case FlagKind.INTEGER:
                 int(text)
             case FlagKind.QUANTITY:
-                _check_quantity(text)
+                return bool(_QUANTITY.fullmatch(text.strip()))
             case FlagKind.NUMBER:
                 float(text)
     except ValueError:
         return False
     return True
-
-
-def _number(value: Value) -> float:
-    """Return a value as a number, a harmless share where it is none (told elsewhere)."""
-    try:
-        return float(str(value))
-    except ValueError:
-        return 0.5
-
-
-def _check_quantity(text: str) -> None:
-    lowered = text.lower()
-    suffix = next((s for s in sorted(_SUFFIXES, key=len, reverse=True) if lowered.endswith(s)), "")
-    number = lowered.removesuffix(suffix)
-    float(number) if suffix else int(number)
 
 
 def _wanted(spec: FlagSpec) -> str:

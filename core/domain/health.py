@@ -49,6 +49,8 @@ class HealthInputs:
     """kvctl is stopping it."""
     is_draining: bool = False
     """A draining line stands in the log."""
+    broken: str | None = None
+    """What shows that it is dying although its main process lives; None: nothing does."""
     failure: Failure | None = None
     """The first cause found in the log, if any."""
     decode_at: float | None = None
@@ -69,6 +71,7 @@ def assess(inputs: HealthInputs, previous: ServerState | None, now: float) -> As
     steps: tuple[Callable[[], Assessment | None], ...] = (
         lambda: _ended(inputs),
         lambda: _stopping(inputs),
+        lambda: _broken(inputs),
         lambda: _starting(inputs),
         lambda: _paused(inputs),
         lambda: _unreachable(inputs, previous, now),
@@ -104,6 +107,13 @@ def _stopping(inputs: HealthInputs) -> Assessment | None:
     if inputs.is_stop_asked:
         return ServerState.STOPPING, f"told to stop{rest}"
     return None
+
+
+def _broken(inputs: HealthInputs) -> Assessment | None:
+    if inputs.broken is None:
+        return None
+    told = inputs.failure.headline if inputs.failure else inputs.broken
+    return ServerState.FAILED, f"{told}; its main process still runs"
 
 
 def _starting(inputs: HealthInputs) -> Assessment | None:

@@ -12,6 +12,7 @@ from kvctl.core.domain.gpus import ProcessFacts
 _ENGINE_WORDS = re.compile(r"sglang\.launch_server|sglang serve|sglang\.srt")
 _INTERPRETER = re.compile(r"^(python[\d.]*t?|pypy[\d.]*|sglang)$")
 _RANKS = re.compile(r"^sglang::scheduler((?:_[A-Z]+\d+)*)")
+_VITAL = ("sglang::scheduler", "sglang::detokenizer", "sglang::data_parallel_controller")
 _OLD_MAIN = "sglang::http_server"
 _REAPERS = re.compile(
     r"^(systemd|init|tini|dumb-init|docker-init|catatonit|conmon|containerd-shim\S*|s6-svscan|runsvdir"
@@ -41,6 +42,11 @@ def is_engine_main(title: str) -> bool:
 def is_engine(title: str) -> bool:
     """Return whether the title says that the process is SGLang's."""
     return title.startswith("sglang::") or is_engine_main(title)
+
+
+def is_vital(title: str) -> bool:
+    """Return whether a server cannot serve without a process of this title."""
+    return title.startswith(_VITAL)
 
 
 def is_spawn_child(title: str) -> bool:

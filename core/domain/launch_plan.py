@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from kvctl.core.domain.help_command import ARGUMENTS, HelpCommand, of_template
 from kvctl.core.domain.preset_diff import text_of
 from kvctl.core.domain.preset_text import is_secret_flag, is_secret_variable
 from kvctl.core.domain.presets import (
@@ -35,7 +36,6 @@ Source: environ.py and the SIGQUIT path of 0.5.23, seen on a running server.
 """
 
 _VARIABLE = re.compile(r"(\$?)\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
-_ARGUMENTS = "{sglang_args}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +67,10 @@ class LaunchPlan:
     """The flags with variables expanded and where each was written."""
     flags: tuple[LaunchFlag, ...]
     """Flags and environment for display; secrets hidden."""
+    asking: HelpCommand | None = field(default=None, repr=False)
+    """How to ask the SGLang of a command template about itself; None where that is not safe."""
+    restarts_after_crash: bool | None = None
+    """None: as config.toml says."""
 
     @property
     def shown_env(self) -> tuple[tuple[str, str], ...]:
@@ -93,7 +97,7 @@ def expand(text: str, environment: Mapping[str, str], key: str, origin: Origin) 
         value = environment.get(name) or default
         if value is None:
             advice = f"${{{name}}} is not set; set it in the environment of kvctl and its daemon"
-            raise InvalidPreset([PresetProblem(str(origin), key, advice)])
+            raise InvalidPreset([PresetProblem(str(origin), key, advice, name)])
         return value
 
     return _VARIABLE.sub(value_of, text)
@@ -174,6 +178,8 @@ class _Renderer:
             is_direct="python" in launch,
             settings=tuple(replace(s, value=value) for s, value in self.flags),
             flags=self._shown_flags(env),
+            asking=of_template([_fill(str(w), places) for w in _items(launch.get("command"))]),
+            restarts_after_crash=_switch(launch.get("restart-after-crash")),
         )
         if self.problems:
             raise InvalidPreset(tuple(dict.fromkeys(self.problems)))
@@ -232,9 +238,9 @@ class _Renderer:
         if "python" in launch:
             return (str(launch["python"]), "-m", "sglang.launch_server", *arguments)
         words = [str(word) for word in _items(launch.get("command"))]
-        if words and not any(_ARGUMENTS in word for word in words):
+        if words and not any(ARGUMENTS in word for word in words):
             if self.preset.flags or self.preset.secrets:
-                advice = f"has no {_ARGUMENTS}, so the flags would not reach the server; add it"
+                advice = f"has no {ARGUMENTS}, so the flags would not reach the server; add it"
                 self._wrong("command", advice)
         elif not words and "url" not in launch:
             advice = (
@@ -294,9 +300,13 @@ def flag_words(name: str, value: Value) -> list[str]:
 
 
 def _spliced(word: str, arguments: Sequence[str], places: Mapping[str, str]) -> Sequence[str]:
-    if word == _ARGUMENTS:
+    if word == ARGUMENTS:
         return arguments
-    return [_fill(word, places).replace(_ARGUMENTS, shlex.join(arguments))]
+    return [_fill(word, places).replace(ARGUMENTS, shlex.join(arguments))]
+
+
+def _switch(value: Value | None) -> bool | None:
+    return value if isinstance(value, bool) else None
 
 
 def _fill(text: str, places: Mapping[str, str]) -> str:

@@ -1,13 +1,18 @@
 """Verdict rules about throughput: what bounds it now, and the lever that would move it."""
 
+from kvctl.core.domain.gains import is_worth, larger_preset, larger_presets
 from kvctl.core.domain.run import Run
 from kvctl.core.domain.scene import Load, Scene, done_at, load_of
 from kvctl.core.domain.units import kilo_tokens, thousands
 from kvctl.core.domain.verdict import Verdict, VerdictWord, Why
 
 FULL_USAGE = 0.85
-ROOMY_USAGE = 0.85
 RETRACTED_PER_MIN = 6.0
+"""What a full pool retracts a minute without harm."""
+REDONE_SHARE = 0.05
+"""Tokens computed twice, of all that are computed, worth a word …"""
+THRASH_SHARE = 0.15
+"""… and more urgent than the ceiling itself."""
 
 
 def ceiling(scene: Scene) -> Verdict | None:
@@ -43,7 +48,11 @@ def _limit(scene: Scene, load: Load, why: tuple[Why, ...]) -> Verdict:
     )
     pool = thousands(load.pool)
     short = f"KV-bound{where}: {pool} tokens hold ~{fit:.0f}; {load.running:.0f} decode."
-    lever = _better_preset(scene) + done_at(scene)
+    found = larger_preset(scene, load, fit)
+    if found is not None and is_worth(scene, found):
+        offered = f"R {found.preset.name}: ~{found.at_once:.0f} at once"
+        return Verdict(VerdictWord.LEVER, sentence, found.words(scene, fit), why, short, offered)
+    lever = _no_lever(scene, load) + done_at(scene)
     return Verdict(VerdictWord.LIMIT, sentence, lever, why, short, "More slots only wait.")
 
 
@@ -61,17 +70,15 @@ def _open_partitions(run: Run | None) -> str:
     return f" on {'+'.join(names)}" if 0 < len(names) <= 3 else ""
 
 
-def _better_preset(scene: Scene) -> str:
-    """Name the preset with a larger pool, or the rule that forbids it."""
-    pool = scene.server.decode.pool_tokens.value if scene.server else None
-    larger = [p for p in scene.presets if p.pool_tokens and pool and p.pool_tokens > 1.1 * pool]
-    allowed = [p for p in larger if p.refused is None]
-    if allowed:
-        best = max(allowed, key=lambda preset: preset.pool_tokens or 0)
-        return f"R {best.name} holds {thousands(best.pool_tokens)} tokens. "
-    if larger:
-        return f"No allowed lever left ({larger[0].name}: {larger[0].refused}). Let it run"
-    return "No lever known here. Let it run"
+def _no_lever(scene: Scene, load: Load) -> str:
+    """Say what binds: a rule, the end of the run, or the hardware."""
+    larger = larger_presets(scene, load)
+    barred = [preset for preset in larger if preset.refused is not None]
+    if barred:
+        return f"No allowed lever left ({barred[0].name}: {barred[0].refused}). Let it run"
+    if [preset for preset in larger if preset.problem is None]:
+        return "A restart with a larger pool would not pay before the end. Let it run"
+    return "Hardware limit for this model, GPU and length. Let it run"
 
 
 def _ceiling_why(scene: Scene, load: Load) -> tuple[Why, ...]:
@@ -96,58 +103,57 @@ def _ceiling_why(scene: Scene, load: Load) -> tuple[Why, ...]:
     return tuple(lines)
 
 
+def thrash(scene: Scene) -> Verdict | None:
+    """Retractions take a large part of the work."""
+    share = _redone_share(scene)
+    return _redone(scene, share) if share is not None and share >= THRASH_SHARE else None
+
+
 def retractions(scene: Scene) -> Verdict | None:
     """Retractions compute tokens twice."""
-    load = load_of(scene)
+    load, share = load_of(scene), _redone_share(scene)
     if load is None or scene.server is None:
         return None
     rate = scene.number(scene.server.decode.retracted_per_min)
     if rate is None or rate < RETRACTED_PER_MIN:
         return None
-    redone = scene.number(scene.server.decode.recomputed_tokens_per_min)
-    cost = f", {thousands(redone)} tokens a minute computed twice" if redone else ""
+    if share is not None and not REDONE_SHARE <= share < THRASH_SHARE:
+        return None
+    return _redone(scene, share)
+
+
+def _redone_share(scene: Scene) -> float | None:
+    """Return the share of all computed tokens that retractions had computed before."""
+    if load_of(scene) is None or scene.server is None:
+        return None
+    decode = scene.server.decode
+    again, rate = scene.number(decode.recomputed_tokens_per_min), decode.retracted_per_min
+    made = scene.number(decode.generation_tokens_per_s)
+    if again is None or made is None or not scene.number(rate):
+        return None
+    whole = 60.0 * (made + (scene.number(decode.prefill_tokens_per_s) or 0.0))
+    return again / whole if whole > 0 else None
+
+
+def _redone(scene: Scene, share: float | None) -> Verdict:
+    assert scene.server is not None
+    decode, run = scene.server.decode, scene.run
+    rate = scene.number(decode.retracted_per_min) or 0.0
+    redone = scene.number(decode.recomputed_tokens_per_min)
+    cost = f", {share:.0%} of all tokens computed twice" if share is not None else ""
+    if share is None and redone:
+        cost = f", {thousands(redone)} tokens a minute computed twice"
+    lever = "a AUTO, or - slots"
+    if run is None or run.is_auto:
+        lever = "none needed: AUTO tries fewer slots by itself where this costs much"
+    if share is not None and run is not None and not run.is_auto:
+        lever += f": up to {share:+.0%} tok/s"
+    why = ()
+    if share is not None and redone is not None:
+        value = f"{thousands(redone)} tokens a minute = {share:.1%} of all computed"
+        why = (Why("computed twice", value, decode.recomputed_tokens_per_min.source),)
     return Verdict(
-        VerdictWord.LEVER,
-        f"Retractions redo work: {rate:.0f} a minute{cost}.",
-        "- slots, or a AUTO",
-    )
-
-
-def client_bound(scene: Scene) -> Verdict | None:
-    """A number set by hand starves the server."""
-    load, run = load_of(scene), scene.run
-    if load is None or run is None or not scene.is_sending or run.is_auto:
-        return None
-    if load.queued > 0 or load.usage > ROOMY_USAGE or run.in_flight < run.target:
-        return None
-    remaining = run.total - run.done - run.failed - run.skipped
-    if remaining <= run.in_flight:
-        return None
-    sentence = (
-        f"Server waits for the client: queue 0, pool {load.usage:.2f}, "
-        f"{run.in_flight} of {run.target} slots used."
-    )
-    return Verdict(VerdictWord.LEVER, sentence, "a AUTO, or +")
-
-
-def admission(scene: Scene) -> Verdict | None:
-    """Requests wait although the pool has room."""
-    load = load_of(scene)
-    if load is None or load.queued < 8 or load.usage > 0.75 or scene.server is None:
-        return None
-    cap = scene.number(scene.server.decode.max_running)
-    if cap is not None and load.running >= cap:
-        sentence = f"Running stands at its cap of {cap:.0f} with the pool at {load.usage:.2f}."
-        return Verdict(VerdictWord.LEVER, sentence, "raise max-running-requests at a restart")
-    since = scene.server.decode.steady_since
-    if since is None:
-        return None
-    sentence = (
-        f"Queue {load.queued:.0f} at pool {load.usage:.2f}: admission reserves more than "
-        "answers use."
-    )
-    return Verdict(
-        VerdictWord.LEVER, sentence, "lower max_new_tokens, or schedule-conservativeness 0.3"
+        VerdictWord.LEVER, f"Retractions redo work: {rate:.0f} a minute{cost}.", lever, why
     )
 
 

@@ -293,5 +293,5 @@ def _runtime_bytes(anchor: Anchor, shape: ModelShape, before: float) -> float | 
 
 
 def _name(anchor: Anchor) -> str:
-    tokens = f"{anchor.launch.pool_tokens:,} tokens"
-    return f"{tokens} at mem-fraction-static {anchor.fraction:g}"
+    tokens = f"{anchor.launch.pool_tokens:,} tokens at mem-fraction-static {anchor.fraction:g}"
+    return f"{anchor.launch.label}: {tokens}" if anchor.launch.label else tokens

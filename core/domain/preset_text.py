@@ -11,7 +11,9 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
+from kvctl.core.domain.help_command import names_flag_file
 from kvctl.core.domain.presets import (
+    PLACES,
     InvalidPreset,
     Origin,
     PresetProblem,
@@ -34,11 +36,16 @@ _LAUNCH_KINDS = {
     "stop": "words",
     "log": "text",
     "url": "text",
+    "restart-after-crash": "switch",
 }
-_MOVED = ("host", "port", "model-path")
+_FLAG_FILE_ADVICE = (
+    "has --config: flags in a file of SGLang's own would be seen by no check; write "
+    '[flags] config = "FILE.yaml" and kvctl reads, checks and shows them'
+)
 _SECRET_FLAG = re.compile(r"(^|-)(api-key|password|passwd|secret)$")
 _SECRET_VARIABLE = re.compile(r"(^|_)(KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS)$", re.I)
 _WHOLE_VARIABLE = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]*\}")
+_ASSIGNMENT = re.compile(r"(?:--env=)?([A-Za-z_][A-Za-z0-9_]*)=(.+)")
 _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _HEADER = re.compile(r"\s*\[\s*([\w\"'-]+)\s*\]\s*(#.*)?$")
 _KEY = re.compile(r"\s*([\w-]+|\"[^\"]*\"|'[^']*')\s*(?:=|\.)")
@@ -110,7 +117,7 @@ class _Reader:
         launch = list(self._launch(self._table(document, "launch")))
         flags = []
         for setting in self._flags(self._table(document, "flags")):
-            if setting.name in _MOVED:
+            if setting.name in PLACES:
                 self._move(launch, setting)
             else:
                 flags.append(setting)
@@ -157,6 +164,10 @@ class _Reader:
                 self.wrong("launch", key, f"'{name}' is given twice")
             elif problem := _launch_problem(_LAUNCH_KINDS[name], value):
                 self.wrong("launch", key, problem)
+            elif name == "command" and names_flag_file(value):
+                self.wrong("launch", key, _FLAG_FILE_ADVICE)
+            elif secret := _literal_secret(value):
+                self.wrong("launch", key, _command_advice(secret))
             else:
                 seen.add(name)
                 yield Setting(name, _frozen(value), self.origin("launch", key))
@@ -172,12 +183,12 @@ class _Reader:
             elif name in first:
                 self.wrong("flags", key, f"given twice: the same flag as '{first[name]}'")
             elif is_secret_flag(name) and value is not False:
-                self.wrong("flags", key, _secret_advice(name))
+                self.wrong("flags", key, secret_advice(name))
             elif problem := _flag_problem(value):
                 self.wrong("flags", key, problem)
             else:
                 first[name] = key
-                spelled = name if name in _MOVED else dashed(key)
+                spelled = name if name in PLACES else dashed(key)
                 yield Setting(spelled, _frozen(value), self.origin("flags", key))
 
     def _move(self, launch: list[Setting], setting: Setting) -> None:
@@ -197,7 +208,7 @@ class _Reader:
             elif isinstance(value, bool) or not isinstance(value, str | int | float):
                 self.wrong("env", key, f'must be text such as "1", not {_kind_of(value)}')
             elif is_secret_variable(key) and not _WHOLE_VARIABLE.fullmatch(str(value)):
-                self.wrong("env", key, _secret_advice(key))
+                self.wrong("env", key, secret_advice(key))
             else:
                 yield Setting(key, str(value), self.origin("env", key))
 
@@ -205,7 +216,7 @@ class _Reader:
         for key, value in table.items():
             name = key if key.isupper() else canonical(key)
             if not (isinstance(value, dict) and _is_reference(value)):
-                self.wrong("secrets", key, _secret_advice(key))
+                self.wrong("secrets", key, secret_advice(key))
                 continue
             yield Secret(name, value.get("env"), value.get("file"), self.origin("secrets", key))
 
@@ -217,11 +228,28 @@ def _is_reference(value: Mapping[str, Any]) -> bool:
     )
 
 
-def _secret_advice(name: str) -> str:
+def secret_advice(name: str) -> str:
+    """Say how to refer to a secret instead of writing it."""
     variable = name.upper().replace("-", "_")
     return (
         "a secret is never written in a preset; refer to it: "
         f'[secrets] {name} = {{ env = "{variable}" }} or {{ file = "…" }}'
+    )
+
+
+def _literal_secret(value: object) -> str | None:
+    """Return the secret variable that a list of words sets to a literal, None if none is."""
+    words = " ".join(map(str, value)).split() if isinstance(value, list) else []
+    for found in filter(None, map(_ASSIGNMENT.fullmatch, words)):
+        if is_secret_variable(found[1]) and not _WHOLE_VARIABLE.fullmatch(found[2].strip("\"'")):
+            return found[1]
+    return None
+
+
+def _command_advice(variable: str) -> str:
+    return (
+        f"a secret is never written in a preset: {variable}; for docker write -e {variable} "
+        f'without a value, and [secrets] {variable} = {{ env = "{variable}" }} sets it'
     )
 
 
@@ -239,6 +267,8 @@ def _launch_problem(kind: str, value: object) -> str | None:
             return None
         case "gpus", list() if value and all(type(gpu) in (int, str) for gpu in value):
             return None
+        case "switch", bool():
+            return None
         case "port", bool():
             pass
         case "port", int() if 0 < value < 65536:
@@ -250,6 +280,7 @@ def _launch_problem(kind: str, value: object) -> str | None:
         "words": 'must be a list of words: ["docker", "run", …]',
         "gpus": "must be a list of indices or UUIDs: [0, 1]",
         "port": "must be a port number, 1 to 65535",
+        "switch": "must be true or false",
     }
     return f"{wanted[kind]}, not {_shown(value)}"
 

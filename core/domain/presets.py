@@ -5,7 +5,7 @@ a launch is rendered (`launch_plan`), so a preset whose variables are unset can 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvctl.core.domain.errors import PresetError
 
@@ -23,6 +23,9 @@ _SAME_FLAG = {
     "expert-parallel-size": "ep-size",
     "model": "model-path",
 }
+
+PLACES = ("host", "port", "model-path")
+"""Flags that kvctl keeps in `[launch]`."""
 
 _EXCLUDES = {"python": ("command",), "command": ("python",)}
 """Setting one of these in a file drops the other where it was inherited."""
@@ -141,6 +144,8 @@ class PresetProblem:
     """"[flags] mem-fraction-static", or "" for the file as a whole."""
     message: str
     """What is wrong and what to write instead."""
+    variable: str | None = None
+    """The environment variable that is all that is missing; None where something else is wrong."""
 
     def __str__(self) -> str:
         """Return the problem in one line."""
@@ -222,4 +227,20 @@ def merge(chain: Sequence[PresetSource]) -> Preset:
         flags=tuple(flags.values()),
         env=tuple(env.values()),
         secrets=tuple(secrets.values()),
+    )
+
+
+def over_flag_file(preset: Preset, below: Sequence[Setting]) -> Preset:
+    """Lay a preset over the flags of the file that its `config` flag names, as SGLang does.
+
+    The `config` flag itself goes: everything it would bring is on the command line then.
+    """
+    own = {canonical(s.name): s for s in preset.flags if canonical(s.name) != "config"}
+    named = {s.name for s in preset.launch}
+    places = [s for s in below if canonical(s.name) in PLACES and canonical(s.name) not in named]
+    flags = {canonical(s.name): s for s in below if canonical(s.name) not in PLACES}
+    return replace(
+        preset,
+        launch=(*preset.launch, *(replace(s, name=canonical(s.name)) for s in places)),
+        flags=tuple({**flags, **own}.values()),
     )

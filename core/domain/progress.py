@@ -5,7 +5,7 @@ that a partition of a million answers costs the same as one of ten.
 """
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -52,6 +52,18 @@ class Lengths:
         bucket = _bucket(length)
         self._buckets[bucket] = self._buckets.get(bucket, 0) + 1
 
+    def add_all(self, lengths: Sequence[int], prompt_tokens: Sequence[int | None]) -> None:
+        """Count many answers as `add` counts each."""
+        self.count += len(lengths)
+        self.total += sum(lengths)
+        self.squares += sum(length * length for length in lengths)
+        known = [tokens for tokens in prompt_tokens if tokens is not None]
+        self.prompt_total += sum(known)
+        self.prompt_count += len(known)
+        for length, times in Counter(lengths).items():
+            bucket = _bucket(length)
+            self._buckets[bucket] = self._buckets.get(bucket, 0) + times
+
     @property
     def mean(self) -> float | None:
         """Mean length; None before the first answer."""
@@ -73,6 +85,13 @@ class Lengths:
             if seen >= rank:
                 return _bucket_value(bucket)
         return None
+
+    def histogram(self) -> list[tuple[float, int]]:
+        """Return lengths and how many answers had them, ascending; within 2 %, of the same mean."""
+        found = [(_bucket_value(bucket), self._buckets[bucket]) for bucket in sorted(self._buckets)]
+        rounded = sum(value * count for value, count in found)
+        scale = self.total / rounded if rounded else 1.0
+        return [(value * scale, count) for value, count in found]
 
 
 def sum_lengths(parts: Sequence[Lengths]) -> Lengths:
@@ -158,18 +177,3 @@ class Work:
         if self.length is None:
             return None
         return max(0.0, self.rows_left * self.length - self.tokens_made)
-
-
-def remaining_s(parts: Sequence[Work], tokens_per_s: float | None) -> float | None:
-    """Return the seconds the rest takes at that rate; None while a part or the rate is unknown."""
-    total = 0.0
-    for part in parts:
-        tokens = part.tokens_left
-        if tokens is None:
-            return None
-        total += tokens
-    if total == 0.0:
-        return 0.0
-    if not tokens_per_s:
-        return None
-    return total / tokens_per_s

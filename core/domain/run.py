@@ -66,6 +66,12 @@ class Partition:
     max_new_tokens: int | None = None
     done_wall: float | None = None
     """UTC seconds when its last answer was written; None while it is not done."""
+    held_tokens: float | None = None
+    """k: tokens one of its running requests holds on average; None before an answer."""
+    prompt_tokens: float | None = None
+    """Mean prompt length; None before an answer told one."""
+    left_tokens: float | None = None
+    """Output tokens still to be made, estimated; None before the lengths are known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +91,9 @@ class Run:
     is_auto: bool = True
     """AUTO: the throttle law sets the target; else MANUAL."""
     target: int = 0
-    """Slots: requests that may be in flight now, over all servers."""
+    """Slots: requests that may be in flight over all servers; it stands while nothing is sent."""
+    is_held: bool = False
+    """Nothing new is sent to any server now, whatever the target: see `state` and `reason`."""
     auto_target: int | None = None
     """What AUTO would set (shadow while MANUAL)."""
     in_flight: int = 0
@@ -107,10 +115,18 @@ class Run:
     """Harvested prefixes that will be continued."""
     partial_tokens: int = 0
     duplicates: int = 0
+    unwritten: int = 0
+    """Finished answers that are not yet safely on disk."""
     journal_at: float | None = None
     """Monotonic seconds of the last fsynced record."""
     disk_free_bytes: int | None = None
     remaining_s: float | None = None
+    """Expected seconds to the end; None while it is not known, or nothing is sent."""
+    remaining_low_s: float | None = None
+    remaining_high_s: float | None = None
+    """The interval in which the end is meant to lie four times out of five."""
+    remaining_reason: str = ""
+    """Why `remaining_s` is None, "" where it is known."""
     done_wall: float | None = None
     """UTC seconds when all is expected to be done."""
     effective_tokens_per_s: Figure = unknown("nothing completed in the window")

@@ -5,7 +5,7 @@ absent until the first retraction (0.5.10 and later).
 """
 
 from kvctl.core.domain.telemetry import LoadsReading, MetricsReading
-from kvctl.core.domain.throttle import ServerSample
+from kvctl.core.domain.throttle_parameters import ServerSample
 
 
 def sample_of(

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from kvctl.core.domain.figures import Figure
 from kvctl.core.domain.gpus import GpuView
+from kvctl.core.domain.operating_point import OperatingPoint
 from kvctl.core.domain.run import Run, RunState
 from kvctl.core.domain.server import Server, ServerState
 from kvctl.core.domain.snapshot import PresetSummary
@@ -22,6 +23,8 @@ class Scene:
     gpus: GpuView
     run: Run | None
     presets: tuple[PresetSummary, ...] = ()
+    points: tuple[OperatingPoint, ...] = ()
+    """Measured under the present launch, every partition."""
 
     @property
     def is_sending(self) -> bool:

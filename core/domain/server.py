@@ -210,3 +210,5 @@ class Server:
     """Running and queued requests that are not the run's own."""
     live_cap: int | None = None
     """pp_max_micro_batch_size where kvctl changed it."""
+    launch_id: str | None = None
+    """Id of its launch in the ledger; None where kvctl did not launch it."""

@@ -101,6 +101,37 @@ _WEIGHT_FLAGS = (
     "enable-lora",
     "lora-paths",
 )
+_READ = (
+    "model-path",
+    "device",
+    "tp-size",
+    "pp-size",
+    "dp-size",
+    "attn-dp-size",
+    "enable-dp-attention",
+    "nnodes",
+    "mem-fraction-static",
+    "kv-cache-dtype",
+    "max-total-tokens",
+    "max-running-requests",
+    "page-size",
+    "context-length",
+    "chunked-prefill-size",
+    "cuda-graph-max-bs-decode",
+    "disable-cuda-graph",
+    "disable-decode-cuda-graph",
+    "disable-prefill-cuda-graph",
+    "disable-radix-cache",
+    "swa-full-tokens-ratio",
+    "mamba-full-memory-ratio",
+    "max-mamba-cache-size",
+    "speculative-draft-model-path",
+    "enable-hierarchical-cache",
+    "hicache-size",
+    "hicache-ratio",
+    *_WEIGHT_FLAGS,
+)
+"""Every flag that is read here."""
 _NOTHING = (None, "", False, "auto", "none", "None", 0, 1, "bfloat16", "float16", "half")
 """Values that mean "as without the flag" for those above; 1 is ep-size without expert parallelism,
 and 16-bit weights are what "auto" loads."""
@@ -189,6 +220,13 @@ def serving_flags(flags: Mapping[str, object], version: str | None = None) -> Se
         is_cpu=found.words("device") == "cpu",
         weight_flags=_weight_flags(found),
     )
+
+
+def pool_flags(flags: Mapping[str, object]) -> dict[str, object]:
+    """Return the flags that `serving_flags` reads, by their own names; the rest is left out."""
+    named = ((canonical(name), value) for name, value in flags.items())
+    kept = {_RENAMED.get(name, name): value for name, value in named}
+    return {name: kept[name] for name in _READ if kept.get(name) is not None}
 
 
 def _layout(found: _Flags) -> Layout:

@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 
 from kvctl.core.domain.events import Event
 from kvctl.core.domain.gpus import GpuView
+from kvctl.core.domain.operating_point import OperatingPoint as OperatingPoint
+from kvctl.core.domain.plan import Planned
 from kvctl.core.domain.run import Run
 from kvctl.core.domain.server import Server
 from kvctl.core.domain.verdict import Verdict
@@ -20,26 +22,13 @@ class PresetSummary:
     """The rule that refuses it, with its reason; None where it may be started."""
     problem: str | None = None
     """Why it cannot be read."""
+    needs: tuple[str, ...] = ()
+    """Environment variables that are all that is missing to start it."""
     pool_tokens: int | None = None
     """From the last launch of this preset on this host; None if never launched."""
     generation_tokens_per_s: float | None = None
     """Steady figure of the last launch; None if never steady."""
     effective_tokens_per_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class OperatingPoint:
-    """Measured figures of one partition under one launch over a stated window."""
-
-    partition: str
-    preset: str | None
-    running: float | None
-    queued: float | None
-    token_usage: float | None
-    generation_tokens_per_s: float | None
-    effective_tokens_per_s: float | None
-    window_s: float
-    steady: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +72,8 @@ class Snapshot:
     gpu_series: dict[str, GpuSeries] = field(default_factory=dict)
     """By the GPU's UUID."""
     operating_points: tuple[OperatingPoint, ...] = ()
+    plans: tuple[Planned, ...] = ()
+    """What a restart with each preset would bring; empty before the first look."""
     busy_command: str | None = None
     """What is being carried out now (restart, kill), in words."""
     last_good_preset: str | None = None

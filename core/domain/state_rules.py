@@ -3,7 +3,7 @@
 from kvctl.core.domain.gpus import GpuDevice, GpuView
 from kvctl.core.domain.run import RunState
 from kvctl.core.domain.scene import STALE_AFTER_S, Scene, done_at, is_changing, load_of
-from kvctl.core.domain.server import ServerState, StageState
+from kvctl.core.domain.server import Server, ServerState, StageState
 from kvctl.core.domain.units import duration, gib, mib, thousands
 from kvctl.core.domain.verdict import Verdict, VerdictWord, Why
 
@@ -18,11 +18,17 @@ def failed(scene: Scene) -> Verdict | None:
         return None
     failure = server.failure
     headline = failure.headline if failure else server.state_reason or "the server ended"
-    where = "l shows the log at the cause" if failure and failure.evidence else "l shows the log"
-    lever = failure.advice[0] if failure and failure.advice else where
+    lever = failure.advice[0] if failure and failure.advice else _where_to_look(server)
     age = duration(scene.at - server.state_since)
     why = tuple(Why("evidence", line, "log") for line in (failure.evidence if failure else ()))
     return Verdict(VerdictWord.FAILED, f"{headline} ({age} ago).", lever, why)
+
+
+def _where_to_look(server: Server) -> str:
+    """Return the next step for a failure without advice: only what is there to look at."""
+    if server.failure is not None and server.failure.evidence:
+        return "l shows the log at the cause"
+    return "l shows its log, S starts it again" if server.log_path else "S starts it again"
 
 
 def stalled(scene: Scene) -> Verdict | None:

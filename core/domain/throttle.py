@@ -6,70 +6,13 @@ One instance a server; the run's target is their sum. Pure: it knows no clock, H
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-
-@dataclass(frozen=True, slots=True)
-class ThrottleParameters:
-    """Everything the law can be tuned by; seconds, requests, ratios 0..1."""
-
-    start: int = 16
-    """N before anything is known."""
-    least: int = 4
-    most: int = 400
-    queue_ratio: float = 0.2
-    """q* as a share of the running requests …"""
-    queue_least: int = 4
-    queue_most: int = 32
-    """… within these bounds."""
-    smoothing_s: float = 10.0
-    growth_ratio: float = 0.25
-    """Most growth a sample while the pool is far from full or the fit is known …"""
-    loaded_growth_ratio: float = 0.10
-    """… and above `loaded_usage` while it is not."""
-    loaded_usage: float = 0.5
-    growth_least: int = 2
-    usage_goal: float = 0.97
-    """Above this usage an empty queue is no reason to grow."""
-    fit_margin: float = 1.25
-    """N is not grown above this multiple of the fit …"""
-    fit_doubt_usage: float = 0.85
-    fit_doubt_s: float = 120.0
-    """… unless the queue is empty below that usage for so long: then the fit is wrong."""
-    freeze_after_s: float = 15.0
-    """Without a new sample for so long N stands still …"""
-    hold_after_s: float = 60.0
-    """… and for so long nothing is sent."""
-    hold_usage: float = 0.97
-    hold_samples: int = 3
-    """Consecutive samples at `hold_usage` with rising retractions that start a HOLD."""
-    hold_queue_factor: float = 2.0
-    hold_queue_extra: int = 8
-    hold_queue_s: float = 10.0
-    """A queue above factor x q* + extra for so long starts a HOLD."""
-    release_usage: float = 0.88
-    release_queue: int = 2
-    """A HOLD ends at this usage, or at a queue of max(this, q*/2), …"""
-    hold_least_s: float = 10.0
-    """… but not before."""
-
-
-@dataclass(frozen=True, slots=True)
-class ServerSample:
-    """One reading of a server; counts summed over DP ranks, usage of the fullest."""
-
-    at: float
-    """Monotonic seconds when it was taken at the server, not when it arrived."""
-    running: int
-    queued: int
-    usage: float
-    """Token usage, 0..1."""
-    retracted_total: int | None = None
-    """None where the server does not count; absent until the first retraction means 0."""
-    pool_tokens: int | None = None
-    """max_total_num_tokens; a change is a new server."""
-    launch: str | None = None
-    """What identifies this start of the server; a change is a new server."""
+from kvctl.core.domain.cold_start import ColdStart, Outlook
+from kvctl.core.domain.hold_watch import HoldWatch
+from kvctl.core.domain.retraction_probe import RetractionProbe
+from kvctl.core.domain.throttle_parameters import ServerSample, ThrottleParameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,15 +49,16 @@ class QueueHold:
     _last: ServerSample | None = None
     _seen_at: float | None = None
     _idle_since: float | None = None
-    _hot_samples: int = 0
-    _hot_base: int = 0
-    _long_queue_since: float | None = None
-    _held_since: float | None = None
-    _held_why: str = ""
     _is_suspended: str | None = None
+    _hold: HoldWatch = field(init=False)
+    _cold: ColdStart = field(init=False)
+    _outlook: Outlook = field(init=False)
+    _probe: RetractionProbe = field(init=False)
 
     def __post_init__(self) -> None:
         """Begin at the start value."""
+        self._probe = RetractionProbe(self.parameters)
+        self._forget()
         self._n = float(self._start())
 
     def observe(self, sample: ServerSample, in_flight: int, now: float | None = None) -> int:
@@ -131,8 +75,13 @@ class QueueHold:
             self._reset(sample, in_flight)
         gap = 0.0 if last is None else sample.at - last.at
         self._smooth(sample, gap)
+        self._outlook.observe(last, sample)
+        self._cold.observe(sample)
+        self._try_fewer(sample, in_flight)
         self._move(sample, in_flight, moment)
-        self._watch_hold(sample, last)
+        if not self._cold.is_active:
+            queue = self._queue(self._smooth_running)
+            self._hold.observe(sample, last, queue, has_surplus=in_flight > self._n)
         self._last, self._seen_at = sample, moment
         return self.decide(moment).allowed
 
@@ -154,6 +103,14 @@ class QueueHold:
         if self._last is None:
             self._n = float(self._start())
 
+    def meet_other_load(self) -> None:
+        """Tell that other partitions are sent now: what a trial of fewer slots showed is void."""
+        self._probe.start_over()
+
+    def notes(self) -> Iterator[str]:
+        """Yield what AUTO has tried or lifted since the last call, each with its figures."""
+        return self._probe.notes()
+
     def suspend(self, reason: str | None) -> None:
         """Allow nothing while the server is paused or unhealthy; None ends that."""
         self._is_suspended = reason
@@ -169,7 +126,10 @@ class QueueHold:
         return min(max(math.ceil(p.queue_ratio * running), p.queue_least), p.queue_most)
 
     def _clamp(self, n: float) -> int:
-        return min(max(round(n), self.parameters.least), self.parameters.most)
+        most = self.parameters.most
+        if self._probe.cap is not None:
+            most = min(most, round(self._probe.cap))
+        return max(min(round(n), most), self.parameters.least)
 
     def _is_new_server(self, last: ServerSample, sample: ServerSample, now: float) -> bool:
         changed_pool = None not in (last.pool_tokens, sample.pool_tokens) and (
@@ -183,45 +143,68 @@ class QueueHold:
         own = min(in_flight, sample.running)
         self._n = float(max(self._start(), self._clamp(own)))
         self._smooth_running = float(sample.running)
+        self._forget()
+
+    def _forget(self) -> None:
         self._raised_at = -math.inf
-        self._idle_since = self._long_queue_since = self._held_since = None
-        self._hot_samples = 0
+        self._idle_since = None
+        self._hold = HoldWatch(self.parameters)
+        self._cold = ColdStart(self.parameters)
+        self._outlook = Outlook(self.parameters)
+        self._probe.start_over()
+
+    def _try_fewer(self, sample: ServerSample, in_flight: int) -> None:
+        """Let the probe see the sample, unless it is not AUTO's slots that the server is under."""
+        is_ours = self.manual is None and self._is_suspended is None
+        if is_ours and (self._hold.why is not None or 2 * in_flight >= self._n):
+            self._probe.observe(sample)
+        else:
+            self._probe.start_over()
 
     def _smooth(self, sample: ServerSample, gap_s: float) -> None:
         weight = 1.0 - math.exp(-gap_s / self.parameters.smoothing_s)
         self._smooth_running += weight * (sample.running - self._smooth_running)
 
     def _move(self, sample: ServerSample, in_flight: int, now: float) -> None:
-        queue = self._queue(self._smooth_running)
         is_fresh = sample.at >= self._raised_at
         before = self._n
-        if sample.queued > 0:
-            want = max(self._smooth_running, float(sample.running)) + queue
-            if want < before:
-                self._n = want
-            elif is_fresh:
-                self._n = min(want, before + self._step(before, sample))
-        elif is_fresh and sample.usage < self.parameters.usage_goal:
-            self._n = self._grown(sample, in_flight, queue)
+        if sample.queued == 0:
+            if is_fresh and sample.usage < self.parameters.usage_goal:
+                self._n = self._grown(sample, in_flight)
+        elif not self._cold.is_active:
+            self._follow_queue(sample, is_fresh)
         self._note_idle(sample)
         self._n = float(self._clamp(self._capped(before, self._n, sample)))
         if self._n > before:
             self._raised_at = now
 
-    def _grown(self, sample: ServerSample, in_flight: int, queue: int) -> float:
+    def _follow_queue(self, sample: ServerSample, is_fresh: bool) -> None:
+        running = max(self._smooth_running, float(sample.running))
+        want = running + self._queue(self._smooth_running)
+        if want < self._n:
+            self._n = want
+        elif is_fresh:
+            self._n = min(want, self._n + self._step(self._n))
+
+    def _grown(self, sample: ServerSample, in_flight: int) -> float:
         is_used = in_flight >= self._n - 1
         if not is_used and self.manual is None:
             # A pause or back-off leaves slots unused; shrinking would starve the server after it.
             return self._n
         busy = min(self._n, float(in_flight))
-        room = max(1.0, self.parameters.usage_goal / max(sample.usage, 0.05))
-        n = min(busy * room + queue, busy + self._step(busy, sample))
-        return max(n, self._n) if is_used else n
+        if not is_used:
+            return self._crept(busy, sample)
+        leap = self._cold.leap(busy, sample)
+        crept = self._n if self._outlook.is_full(sample) else self._crept(busy, sample)
+        return max(self._n, leap, crept)
 
-    def _step(self, n: float, sample: ServerSample) -> float:
+    def _crept(self, busy: float, sample: ServerSample) -> float:
+        room = max(1.0, self.parameters.usage_goal / max(sample.usage, 0.05))
+        return min(busy * room + self._queue(self._smooth_running), busy + self._step(busy))
+
+    def _step(self, n: float) -> float:
         p = self.parameters
-        is_loaded = self.fit is None and sample.usage > p.loaded_usage
-        ratio = p.loaded_growth_ratio if is_loaded else p.growth_ratio
+        ratio = p.loaded_growth_ratio if self.fit is None else p.growth_ratio
         return max(float(p.growth_least), ratio * n)
 
     def _note_idle(self, sample: ServerSample) -> None:
@@ -241,60 +224,12 @@ class QueueHold:
             return min(n, before + max(float(p.growth_least), p.loaded_growth_ratio * before))
         return max(before, min(n, p.fit_margin * self.fit + p.queue_least))
 
-    def _watch_hold(self, sample: ServerSample, last: ServerSample | None) -> None:
-        self._count_hot(sample, last)
-        self._time_queue(sample)
-        if self._held_since is None:
-            self._enter_hold(sample)
-        else:
-            self._leave_hold(sample)
-
-    def _count_hot(self, sample: ServerSample, last: ServerSample | None) -> None:
-        if sample.usage < self.parameters.hold_usage:
-            self._hot_samples = 0
-            return
-        if self._hot_samples == 0:
-            self._hot_base = (last or sample).retracted_total or 0
-        self._hot_samples += 1
-
-    def _time_queue(self, sample: ServerSample) -> None:
-        p = self.parameters
-        limit = p.hold_queue_factor * self._queue(self._smooth_running) + p.hold_queue_extra
-        if sample.queued <= limit:
-            self._long_queue_since = None
-        elif self._long_queue_since is None:
-            self._long_queue_since = sample.at
-
-    def _enter_hold(self, sample: ServerSample) -> None:
-        p = self.parameters
-        is_rising = (sample.retracted_total or 0) > self._hot_base
-        if self._hot_samples >= p.hold_samples and is_rising:
-            self._held_why = f"KV-bound: usage {sample.usage:.2f} and retractions rising"
-        elif (
-            self._long_queue_since is not None
-            and sample.at - self._long_queue_since >= p.hold_queue_s
-        ):
-            self._held_why = f"KV-bound: {sample.queued} already wait at the server"
-        else:
-            return
-        self._held_since = sample.at
-
-    def _leave_hold(self, sample: ServerSample) -> None:
-        p = self.parameters
-        if self._held_since is None or sample.at - self._held_since < p.hold_least_s:
-            return
-        short = max(p.release_queue, self._queue(self._smooth_running) / 2)
-        if sample.queued <= short or sample.usage <= p.release_usage:
-            self._held_since = None
-            self._hot_samples = 0
-            self._long_queue_since = None
-
     def _why_held(self, now: float, is_auto: bool) -> str | None:
         if self._is_suspended is not None:
             return self._is_suspended
         age = None if self._seen_at is None else now - self._seen_at
         if age is not None and age >= self.parameters.hold_after_s:
             return f"no figures from the server for {age:.0f} s"
-        if is_auto and self._held_since is not None:
-            return f"{self._held_why}, not submitting"
+        if is_auto and self._hold.why is not None:
+            return f"{self._hold.why}, not submitting"
         return None

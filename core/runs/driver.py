@@ -5,16 +5,22 @@ pauses. No verb ever loses a row; only `harvest`, `abandon` and `close` cut requ
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
-from kvctl.core.clock import Clock, within
+from kvctl.core.clock import Clock
 from kvctl.core.domain.errors import CommandRefused
+from kvctl.core.domain.pace import PaceTrack
 from kvctl.core.domain.run import Run, RunState
 from kvctl.core.domain.runfile import RunSpec
 from kvctl.core.ports import Generator
+from kvctl.core.runs import fleet
+from kvctl.core.runs.closing import close_all
+from kvctl.core.runs.cutting import cut, drained
 from kvctl.core.runs.folder import Settings
 from kvctl.core.runs.gate import OPERATOR, Gate
-from kvctl.core.runs.harvest import HarvestCount, HarvestReport, cut_all
+from kvctl.core.runs.harvest import HarvestReport
 from kvctl.core.runs.journal import DiskTrouble, Journal, Offload, in_thread
+from kvctl.core.runs.levers import retry_failed, set_weights
 from kvctl.core.runs.opened import OpenedRun
 from kvctl.core.runs.opening import OpenOptions, open_run
 from kvctl.core.runs.pump import Pump, RunHooks
@@ -23,7 +29,6 @@ from kvctl.core.runs.slots import ServerSlots
 from kvctl.core.runs.viewing import Standing, unopened, view_run
 
 START_TARGET = 16
-_LONG_S = 3600.0
 _NO_HOOKS, _NO_OPTIONS = RunHooks(), OpenOptions()
 
 
@@ -44,8 +49,8 @@ class RunDriver:
         self.spec = spec
         self.auto_target: int | None = None
         """What AUTO says, for the view."""
-        self.generation_tokens_per_s: float | None = None
-        """The servers' own figure, for the ETA; None: estimated from what was completed."""
+        self.pace = PaceTrack()
+        """The servers' own figures while sending; empty: estimated from what was completed."""
         self.pool_tokens: int | None = None
         self.held: tuple[float, float] | None = None
         """Tokens in the servers' pools and the running requests that hold them."""
@@ -54,6 +59,7 @@ class RunDriver:
         self._factories = tuple(generators)
         self._pump: Pump | None = None
         self._started_at = clock.monotonic()
+        self._generation: float | None = None
 
     # -- life ---------------------------------------------------------------------------------
 
@@ -71,13 +77,15 @@ class RunDriver:
         self._pump = Pump(
             opened, journal, sender, servers, self.gate, self._clock, self._hooks, self._offload
         )
-        for counters, lane in zip(opened.counters.partitions, opened.schedule.lanes, strict=True):
-            lane.mean_tokens = counters.mean_tokens
         self._restore(opened.settings)
         for torn in opened.notes.torn:
             text = f"{torn.file}: {torn.bytes} torn bytes moved to {torn.kept_as}"
             self._hooks.event("torn", text)
         return opened
+
+    def found(self) -> tuple[str, ...]:
+        """Return what the inputs and the journal hold, a line a partition."""
+        return self._need().opened.lines()
 
     def start(self) -> None:
         """Begin to send, as far as holds and pauses allow."""
@@ -96,19 +104,9 @@ class RunDriver:
         """
         pump = self._need()
         self.hold("closing", "the run is being closed")
-        if self.gate.is_started:
-            for slots in pump.servers:
-                if slots.flights and slots.down is None:
-                    await self._cut(slots, keep=keep, timeout_s=timeout_s)
-        await pump.stop()
         try:
-            await pump.journal.close()
+            await close_all(pump, keep=keep, timeout_s=timeout_s)
         finally:
-            for slots in pump.servers:
-                await slots.generator.close()
-            for index in pump.opened.indexes:
-                index.close()
-            pump.opened.lock.release()
             self.gate.is_started = False
             self._pump = None
 
@@ -125,10 +123,10 @@ class RunDriver:
 
     def _keep_settings(self) -> None:
         """Write what the operator has set; a disk that refuses is the journal's concern."""
-        settings = self._need().opened.settings
-        settings.pauses = dict(self.gate.pauses)
+        pump = self._need()
+        pump.opened.settings.pauses = dict(self.gate.pauses)
         try:
-            settings.save()
+            pump.opened.settings.save()
         except DiskTrouble as error:
             self._hooks.event("disk", str(error))
 
@@ -138,6 +136,20 @@ class RunDriver:
         if self._pump is None:
             return self.spec.concurrency
         return self._pump.opened.settings.manual
+
+    @property
+    def generation_tokens_per_s(self) -> float | None:
+        """The servers' own figure, last told; None where they do not tell."""
+        return self._generation
+
+    @generation_tokens_per_s.setter
+    def generation_tokens_per_s(self, figure: float | None) -> None:
+        self._generation = figure
+        if figure is None or not self.gate.is_open:
+            self.pace.clear()
+            return
+        used, running = self.held or (0.0, float(self.in_flight()))
+        self.pace.add(self._clock.monotonic(), figure, running, used)
 
     # -- sending ------------------------------------------------------------------------------
 
@@ -166,13 +178,9 @@ class RunDriver:
 
     def resume(self, *, by: str = OPERATOR) -> None:
         """Send again; the operator's word also ends the policy's pause and refusals."""
+        self.gate.end_pause(by)
         if by == OPERATOR:
-            self.gate.pauses.clear()
-            for cause in ("denied", "refused", "input", "model"):
-                self.gate.holds.pop(cause, None)
-            self._need().sender.refused_in_a_row = 0
-        else:
-            self.gate.pauses.pop(by, None)
+            self._need().sender.attempts.refused_in_a_row = 0
         self._keep_settings()
         self._wake()
 
@@ -189,113 +197,66 @@ class RunDriver:
         Lowering it, and `is_held`, only stop sending; nothing is aborted. A throttle law's
         `Decision` fits: target, is_held and its reason as `note`.
         """
-        servers = self._need().servers
-        if server is not None:
-            slots = self._at(server)
-            slots.target, slots.is_held, slots.note = max(0, target), is_held, note
-        elif servers:
-            share, rest = divmod(max(0, target), len(servers))
-            for number, slots in enumerate(servers):
-                slots.target = share + (number < rest)
-                slots.is_held, slots.note = is_held, note
-        self._wake()
+        pump = self._need()
+        if server is None:
+            fleet.share_target(pump, target, is_held=is_held, note=note)
+        else:
+            fleet.set_target(pump, self._at(server), target, is_held=is_held, note=note)
 
     def set_weights(self, weights: Mapping[str, float]) -> None:
-        """Share the slots among partitions in proportion; 0 stops a partition.
-
-        Raises:
-            CommandRefused: A name is not a partition, or a weight is negative.
-        """
-        pump = self._need()
-        names = [lane.name for lane in pump.opened.schedule.lanes]
-        if unknown := sorted(set(weights) - set(names)):
-            raise CommandRefused(f"no partition {unknown[0]}: there are {', '.join(names)}")
-        if any(weight < 0 for weight in weights.values()):
-            raise CommandRefused("a weight is 0 or more")
-        pump.opened.schedule.set_weights(weights)
-        pump.opened.settings.weights.update(weights)
+        """Share the slots among partitions in proportion. Raises CommandRefused."""
+        set_weights(self._need(), weights)
         self._keep_settings()
         self._wake()
 
     def retry_failed(self) -> int:
         """Queue the rows that had failed for good again; return how many."""
-        pump = self._need()
-        jobs = [pump.opened.failed[place] for place in sorted(pump.opened.failed)]
-        pump.opened.failed.clear()
-        for job in jobs:
-            pump.sender.retry_again(job)
-        pump.opened.schedule.add_failed(jobs)
-        if jobs:
-            self.gate.is_finished = False
-        self._wake()
-        return len(jobs)
+        return retry_failed(self._need())
 
     # -- cutting ------------------------------------------------------------------------------
 
     async def harvest(
         self, server: str | None = None, *, timeout_s: float = 30.0
     ) -> HarvestReport | None:
-        """Abort every own request at a server and keep what is there of each answer.
+        """Abort every own request at a server and keep its answers; None: nothing was in flight.
 
-        Hold or pause first, else sending goes on at once. None: nothing was in flight.
+        Hold or pause first, else sending goes on at once.
         """
-        return await self._cut(self._at(server), keep=True, timeout_s=timeout_s)
+        return await cut(self._need(), self._at(server), keep=True, timeout_s=timeout_s)
 
     async def abandon(
         self, server: str | None = None, *, timeout_s: float = 30.0
     ) -> HarvestReport | None:
         """Abort every own request at a server; its rows start again."""
-        return await self._cut(self._at(server), keep=False, timeout_s=timeout_s)
+        return await cut(self._need(), self._at(server), keep=False, timeout_s=timeout_s)
 
     async def drain(self, timeout_s: float) -> bool:
         """Wait until nothing is in flight and all of it is durable; False: time ran out."""
-        pump = self._need()
-        return await self.until(lambda: self._is_quiet(pump), timeout_s)
-
-    def _is_quiet(self, pump: Pump) -> bool:
-        writing = any(p.writing for p in pump.opened.counters.partitions)
-        return not writing and not any(slots.flights for slots in pump.servers)
-
-    async def _settled(self, pump: Pump, slots: ServerSlots, timeout_s: float) -> None:
-        """Wait until what came back from one server is durable; others may go on sending."""
-        if len(pump.servers) == 1:
-            await self.drain(timeout_s)
-            return
-        await self.until(lambda: not slots.flights, timeout_s)
-        try:
-            await within(self._clock, timeout_s, pump.journal.flush())
-        except TimeoutError:
-            return  # the disk refuses: the journal holds the run and keeps the lines
-
-    async def _cut(
-        self, slots: ServerSlots, *, keep: bool, timeout_s: float
-    ) -> HarvestReport | None:
-        if not slots.flights:
-            return None
-        pump = self._need()
-        asked, begun = len(slots.flights), self._clock.monotonic()
-        count = pump.sender.counting[slots.url] = HarvestCount()
-        slots.is_cutting = True
-        try:
-            left = await cut_all(slots, self._clock, timeout_s=timeout_s, keep=keep)
-            for flight in left:
-                await pump.drop_flight(slots, flight)
-            await self._settled(pump, slots, timeout_s)
-        finally:
-            slots.is_cutting = False
-            pump.sender.counting.pop(slots.url, None)
-            self._wake()
-        took = self._clock.monotonic() - begun
-        return count.report(slots.url, asked, len(left), took)
+        return await drained(self._need(), timeout_s)
 
     def _at(self, server: str | None) -> ServerSlots:
-        servers = self._need().servers
-        wanted = None if server is None else server.rstrip("/")
-        found = [s for s in servers if wanted in (None, s.url)]
-        if len(found) != 1:
-            names = ", ".join(s.url for s in servers)
-            raise CommandRefused(f"name one server of this run: {names}")
-        return found[0]
+        return fleet.server_at(self._need(), server)
+
+    def add_server(self, make: Callable[[], Generator]) -> str:
+        """Send to one more server once it answers and has a target; return its URL."""
+        url = fleet.add_server(self._need(), make).url
+        self._follow_servers()
+        return url
+
+    async def remove_server(self, server: str, *, keep: bool | None) -> HarvestReport | None:
+        """Stop using a server; its answers in flight end (None), are kept (True) or start again."""
+        report = await fleet.remove_server(self._need(), self._at(server), keep=keep)
+        self._follow_servers()
+        return report
+
+    def keep_servers(self, named: Sequence[str]) -> None:
+        """Remember the servers of now over kvctld's death, and what the run file names."""
+        settings = self._need().opened.settings
+        settings.servers, settings.servers_named = list(self.spec.servers), list(named)
+        self._keep_settings()
+
+    def _follow_servers(self) -> None:
+        self.spec = replace(self.spec, servers=tuple(s.url for s in self._need().servers))
 
     # -- seeing -------------------------------------------------------------------------------
 
@@ -316,43 +277,24 @@ class RunDriver:
 
     async def until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
         """Wait until something is so, looked at whenever anything changes; False: time ran out."""
-        pump = self._need()
-
-        async def is_so() -> None:
-            while not condition():
-                pump.changed.clear()
-                await pump.changed.wait()
-
-        try:
-            await within(self._clock, timeout_s, is_so())
-        except TimeoutError:
-            return condition()
-        return True
+        return await self._need().until(condition, timeout_s)
 
     async def finished(self) -> None:
         """Wait until every row has its answer or has failed, or the run itself failed."""
         ends = (RunState.FINISHED, RunState.FAILED)
-        while not await self.until(lambda: self.gate.state in ends, _LONG_S):
-            pass
+        await self._need().until_ever(lambda: self.gate.state in ends)
 
     def view(self, now: float) -> Run:
         """Return the run as frontends show it; while it opens, only what its file says."""
         if self._pump is None:
             return unopened(self.spec, self.gate.state, self.gate.since)
-        pump = self._pump
-        notes = [slots.note for slots in pump.servers if slots.note]
         standing = Standing(
-            state=self.gate.state,
-            state_since=self.gate.since,
-            reason=self.gate.reason or "; ".join(notes),
-            is_auto=self.manual is None,
-            auto_target=self.auto_target,
-            started_at=self._started_at,
-            generation_tokens_per_s=self.generation_tokens_per_s,
-            pool_tokens=self.pool_tokens,
-            held=self.held,
-            disk_free_bytes=pump.disk_free_bytes,
-            now=now,
-            wall=self._clock.wall(),
+            self.manual,
+            self.auto_target,
+            self._started_at,
+            self.pace,
+            self.pool_tokens,
+            self.held,
+            now,
         )
-        return view_run(pump.opened, pump.journal, pump.servers, standing)
+        return view_run(self._pump, standing)

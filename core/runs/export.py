@@ -34,6 +34,7 @@ from kvctl.core.runs.shapes import (
     ExportFormat,
     NotExportable,
     StoredAnswer,
+    answer_text,
     foreign_answer,
     own_answer,
 )
@@ -99,7 +100,8 @@ def export(place: RunPlace, request: ExportRequest, sink: Sink) -> ExportReport:
 @contextmanager
 def _spool(spec: RunSpec | None, request: ExportRequest) -> Iterator[Path | None]:
     """Give a passing folder to unwrap inputs in, where rows of them are read again."""
-    has_foreign = request.format is ExportFormat.TEXT and spec is not None and spec.done_from
+    is_text = request.format in (ExportFormat.TEXT, ExportFormat.PREFORMATTED)
+    has_foreign = is_text and spec is not None and spec.done_from
     if not (request.format.needs_turns or has_foreign):
         yield None
         return
@@ -123,8 +125,7 @@ def _gather(
         return _gather_journal(folder, request, choice, manifest)
     if spec is None:
         raise RunFileError(f"{folder}: no run file: --order journal exports without its inputs")
-    _check_names(request.partitions, [p.name for p in spec.partitions])
-    found = Gathered(_input_lanes(folder, spec, spool, choice))
+    found = Gathered(_input_lanes(folder, spec, spool, request, choice))
     gather_own(folder, choice, found, is_open=False)
     if spec.done_from:
         gather_elsewhere(spec.done_from, choice, found)
@@ -152,19 +153,23 @@ def _check_names(wanted: tuple[str, ...], known: list[str] | tuple[str, ...]) ->
 
 
 def _input_lanes(
-    folder: Path, spec: RunSpec, spool: Path | None, choice: Choice
+    folder: Path, spec: RunSpec, spool: Path | None, request: ExportRequest, choice: Choice
 ) -> dict[str, Lane]:
+    entries = tuple(p for p in spec.partitions if p.is_split or choice.includes(p.name))
+    chosen = replace(spec, partitions=entries)
+    if not any(p.is_split for p in spec.partitions):
+        _check_names(request.partitions, [p.name for p in spec.partitions])
     skipped = read_skipped(folder)
-    chosen = tuple(p for p in spec.partitions if choice.includes(p.name))
-    indexes = index_run(replace(spec, partitions=chosen), ModelFacts(), spool, is_checked=False)
+    indexes = index_run(chosen, ModelFacts(), spool, is_checked=False)
+    _check_names(request.partitions, [index.spec.name for index in indexes])
     lanes: dict[str, Lane] = {}
     for index in indexes:
+        if not choice.includes(index.spec.name):
+            continue
         left_out = sum(
-            (str(index.shown[index.file_of[row]]), index.lines[row]) in skipped
-            for row in range(len(index) if skipped else 0)
+            index.place_of(row) in skipped for row in range(len(index) if skipped else 0)
         )
-        total = len(index) - left_out
-        lanes[index.spec.name] = Lane(index.spec.name, index.rows, index, total)
+        lanes[index.spec.name] = Lane(index.spec.name, index.rows, index, len(index) - left_out)
     return lanes
 
 
@@ -204,6 +209,7 @@ class _Written:
     by_partition: "Counter[str]" = field(default_factory=Counter)
     unusable: "Counter[str]" = field(default_factory=Counter)
     """Answers that do not hold what the format needs, by reason."""
+    in_later_turns: int = 0
     text_prompts: int = 0
     """Answers written as ids whose prompt was sent as text."""
     _open: dict[int, int] = field(default_factory=dict)
@@ -212,10 +218,13 @@ class _Written:
         shape = SHAPES[self.format]
         for lane in self.found.lanes.values():
             for row, file, offset in lane.places():
+                if self.format.is_whole and lane.index is not None and lane.index.later(row):
+                    self.in_later_turns += 1
+                    continue
                 try:
                     with readable(self.found.files[file]):
                         answer = self._answer(lane, row, file, offset)
-                        line = shape(answer, partial(_row, lane, row), self.renderer)
+                        line = shape(answer, partial(self._row, lane, row), self.renderer)
                 except NotExportable as problem:
                     self.unusable[str(problem)] += 1
                     continue
@@ -243,6 +252,22 @@ class _Written:
             raise KvctlError(f"{place}: changed at byte {offset} while it was read: export again")
         return answer
 
+    def _row(self, lane: Lane, row: int) -> Row:
+        """Return the input row of an answer, with the new answers of the turns before it."""
+        if lane.index is None:
+            raise NotExportable("its prompt is in the inputs alone")
+        answers = [self._earlier(lane, each) for each in lane.index.earlier(row)]
+        try:
+            return lane.index.row(row, answers)
+        except RowRejected as problem:
+            raise NotExportable(str(problem)) from None
+
+    def _earlier(self, lane: Lane, row: int) -> str:
+        place = lane.place_of(row)
+        if place is None:
+            raise NotExportable("an earlier turn of its conversation has no answer")
+        return answer_text(self._answer(lane, row, *place), self.renderer)
+
     def _line(self, file: int, offset: int) -> bytes:
         descriptor = self._open.get(file)
         if descriptor is None:
@@ -264,15 +289,6 @@ class _Written:
                 lane.index.close()
 
 
-def _row(lane: Lane, row: int) -> Row:
-    if lane.index is None:
-        raise NotExportable("its prompt is in the inputs alone")
-    try:
-        return lane.index.row(row)
-    except RowRejected as problem:
-        raise NotExportable(str(problem)) from None
-
-
 def _report(
     folder: Path, request: ExportRequest, found: Gathered, written: _Written
 ) -> ExportReport:
@@ -290,6 +306,7 @@ def _report(
         filtered=found.filtered,
         unusable=dict(written.unusable),
         text_prompts=written.text_prompts if request.format is ExportFormat.IDS else 0,
+        in_later_turns=written.in_later_turns,
         unknown=found.unknown,
         damaged=len(found.notes.damages) + found.bad_count,
         torn=len(found.notes.tails),

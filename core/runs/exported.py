@@ -38,6 +38,8 @@ class ExportReport:
     """Records of no row of the inputs."""
     damaged: int
     """Lines that cannot be read or are no accepted answer."""
+    in_later_turns: int
+    """Answers of earlier turns: the line of a conversation's last turn holds them."""
     torn: int
     """Torn last lines; while the run goes on, the line being written."""
 
@@ -65,6 +67,7 @@ class ExportReport:
             (self.filtered, "by --where"),
             (self.duplicates, "duplicates"),
             (sum(self.unusable.values()), f"that do not fit {self.format}"),
+            (self.in_later_turns, "earlier turns that later lines hold"),
             (self.unknown, "of no input row"),
             (self.damaged, "damaged"),
             (self.torn, "torn at the end"),

@@ -8,7 +8,7 @@ import fcntl
 import json
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +120,7 @@ def settle_manifest(folder: Path, now: Mapping[str, Any], *, force: bool) -> dic
     before = read_object(file)
     if before is None:
         whole = {"v": VERSION, **now, "changes": []}
-        write_whole(file, _json(whole))
+        write_manifest(folder, whole)
         return whole
     differences = _differences(before, now)
     if differences and not force:
@@ -134,8 +134,13 @@ def settle_manifest(folder: Path, now: Mapping[str, Any], *, force: bool) -> dic
         changes.append(differences)
     whole = {**before, **known, "changes": changes}
     if whole != before:
-        write_whole(file, _json(whole))
+        write_manifest(folder, whole)
     return whole
+
+
+def write_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:
+    """Replace the manifest. Raises DiskTrouble."""
+    write_whole(folder / MANIFEST, _json(manifest))
 
 
 _FIXED = {"run", "created_wall"}
@@ -198,6 +203,10 @@ class Settings:
     """Reason by who paused."""
     weights: dict[str, float]
     """Partition weights where they were changed."""
+    servers: list[str] = field(default_factory=list)
+    """URLs, once the operator has added or removed some; empty: as the run file says."""
+    servers_named: list[str] = field(default_factory=list)
+    """What the run file named then: another list in it stands above `servers`."""
 
     def save(self) -> None:
         """Write state.json. Raises DiskTrouble."""
@@ -206,6 +215,8 @@ class Settings:
             "manual": self.manual,
             "pauses": self.pauses,
             "weights": self.weights,
+            "servers": self.servers,
+            "servers_named": self.servers_named,
         }
         write_whole(self.folder / STATE, _json(state))
 
@@ -238,7 +249,13 @@ def read_settings(folder: Path, manual: int | None) -> Settings:
         manual=number if isinstance(number, int) else None,
         pauses=_texts(state.get("pauses")),
         weights=_numbers(state.get("weights")),
+        servers=_words(state.get("servers")),
+        servers_named=_words(state.get("servers_named")),
     )
+
+
+def _words(found: object) -> list[str]:
+    return [str(word) for word in found] if isinstance(found, list) else []
 
 
 def _texts(found: object) -> dict[str, str]:

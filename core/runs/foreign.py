@@ -13,8 +13,8 @@ from typing import Any
 
 from kvctl.core.domain.errors import RunFileError
 from kvctl.core.domain.outcomes import ForeignKind, judge_foreign
+from kvctl.core.runs.places import LINE_SUFFIXES
 from kvctl.core.runs.records import whole_text
-from kvctl.core.runs.sources import SUFFIXES
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +239,7 @@ def answers_elsewhere(
 def _files(place: Path) -> list[Path]:
     if place.is_dir():
         files = sorted(place.glob("raw_responses*.jsonl"), key=lambda f: (len(f.name), f.name))
-        files = files or sorted(f for f in place.iterdir() if f.suffix in SUFFIXES)
+        files = files or sorted(f for f in place.iterdir() if f.suffix in LINE_SUFFIXES)
     else:
         files = [place]
     if not files:

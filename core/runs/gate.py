@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from kvctl.core.domain.run import RunState
 
 OPERATOR, POLICY = "operator", "policy"
+_ENDED_BY_HAND = ("denied", "refused", "input", "model")
+"""Causes that do not go away by themselves."""
 
 
 @dataclass(slots=True)
@@ -25,6 +27,15 @@ class Gate:
     """Why no server can be sent to; "" while one can."""
     _state: RunState = RunState.LOADING
     _since: float | None = None
+
+    def end_pause(self, by: str) -> None:
+        """End a pause; the operator's word also ends the policy's, and what kvctl gave up on."""
+        if by == OPERATOR:
+            self.pauses.clear()
+            for cause in _ENDED_BY_HAND:
+                self.holds.pop(cause, None)
+        else:
+            self.pauses.pop(by, None)
 
     @property
     def is_open(self) -> bool:

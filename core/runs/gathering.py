@@ -77,8 +77,15 @@ class Lane:
         """Keep where the row's answer lies."""
         self.answered += 1
         self.chosen += is_chosen
-        self.files[row] = file if is_chosen else _LEFT_OUT
+        self.files[row] = file if is_chosen else _LEFT_OUT - file
         self.offsets[row] = offset
+
+    def place_of(self, row: int) -> tuple[int, int] | None:
+        """Return file number and offset of a row's answer, chosen or not; None: it has none."""
+        file = self.files[row]
+        if file == _NONE:
+            return None
+        return file if file >= 0 else _LEFT_OUT - file, self.offsets[row]
 
     def places(self) -> Iterator[tuple[int, int, int]]:
         """Yield (row, number of the file, offset) of every chosen answer, in order."""

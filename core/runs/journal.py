@@ -15,6 +15,7 @@ from typing import Protocol, TypeVar
 
 from kvctl.core.clock import Clock
 from kvctl.core.domain.errors import KvctlError
+from kvctl.core.runs.index import IndexWriter
 
 RESPONSES, ERRORS, PARTIALS = "raw_responses", "errors", "partials"
 STREAMS = (RESPONSES, ERRORS, PARTIALS)
@@ -52,6 +53,12 @@ def parts_of(folder: Path, stream: str) -> list[Path]:
     return first + sorted(folder.glob(f"{stream}.[0-9][0-9][0-9][0-9].jsonl"))
 
 
+def part_number(part: Path) -> int:
+    """Return the number of a part, from 1."""
+    number = part.name.split(".")[-2]
+    return int(number) if number.isdigit() else 1
+
+
 @dataclass(frozen=True, slots=True)
 class Where:
     """Where a durable line begins."""
@@ -75,46 +82,66 @@ class _Part:
     stream: str
     number: int
     limit_bytes: int
+    index: IndexWriter | None = None
+    """Takes what became durable; None: this stream is not indexed."""
     descriptor: int | None = None
     durable_bytes: int = 0
+    cut_to: int | None = None
+    """Where the file must end before anything is appended; None: it ends with a whole line."""
+    is_named: bool = True
+    """The file's name is durable."""
 
     def write(self, lines: list[bytes]) -> list[Where]:
         """Append whole lines and fsync; return where they begin. Raises OSError, file repaired."""
-        descriptor = self._opened()
         data = b"".join(lines)
         try:
+            descriptor = self._opened()
             _write_all(descriptor, data)
             os.fsync(descriptor)
         except OSError:
             self._cut_back()
             raise
-        file = str(part_path(self.folder, self.stream, self.number))
+        path = part_path(self.folder, self.stream, self.number)
+        if self.index is not None:
+            self.index.add(path.name, self.durable_bytes, lines, descriptor)
         places = []
         for line in lines:
-            places.append(Where(file, self.durable_bytes))
+            places.append(Where(str(path), self.durable_bytes))
             self.durable_bytes += len(line)
         return places
 
     def _opened(self) -> int:
         if self.descriptor is not None and self.durable_bytes >= self.limit_bytes:
             self.close()
-            self.number += 1
+            self.number, self.durable_bytes = self.number + 1, 0
         if self.descriptor is None:
             path = part_path(self.folder, self.stream, self.number)
-            is_new = not path.exists()
+            if not path.exists():
+                self.cut_to, self.is_named = None, False
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
             self.descriptor = os.open(path, flags, 0o644)
-            self.durable_bytes = os.fstat(self.descriptor).st_size
-            if is_new:
-                fsync_folder(self.folder)
+            if self.cut_to is None:
+                self.durable_bytes = os.fstat(self.descriptor).st_size
+            self._cut(self.descriptor)
+        if not self.is_named:
+            fsync_folder(self.folder)
+            self.is_named = True
         return self.descriptor
+
+    def _cut(self, descriptor: int) -> None:
+        if self.cut_to is not None:
+            os.ftruncate(descriptor, self.cut_to)
+            self.cut_to = None
 
     def _cut_back(self) -> None:
         """Remove what was written but is not durable; a later try writes it again, whole."""
         if self.descriptor is None:
             return
+        self.cut_to = self.durable_bytes
         try:
-            os.ftruncate(self.descriptor, self.durable_bytes)
+            self._cut(self.descriptor)
+        except OSError:
+            return  # nothing is appended before that was made up for
         finally:
             # After a failed fsync the kernel may call the pages clean: begin with a new descriptor.
             self.close()
@@ -163,15 +190,26 @@ class Journal:
     """Monotonic seconds of the last successful fsync."""
     _pending: list[_Line] = field(default_factory=list)
     _parts: dict[str, _Part] = field(default_factory=dict)
+    _index: IndexWriter = field(init=False)
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _idle: asyncio.Event = field(default_factory=asyncio.Event)
     _writer: "asyncio.Task[None] | None" = None
 
+    def __post_init__(self) -> None:
+        """Make the writer of the index beside the answers."""
+        self._index = IndexWriter(self.folder)
+
     def start(self) -> None:
         """Begin writing; needs a running event loop."""
         for stream in STREAMS:
-            number = max(1, len(parts_of(self.folder, stream)))
-            self._parts[stream] = _Part(self.folder, stream, number, self.part_bytes)
+            numbers = [part_number(part) for part in parts_of(self.folder, stream)]
+            self._parts[stream] = _Part(
+                self.folder,
+                stream,
+                max(numbers, default=1),
+                self.part_bytes,
+                self._index if stream == RESPONSES else None,
+            )
         self._idle.set()
         self._writer = asyncio.create_task(self._write_forever())
 
@@ -187,10 +225,6 @@ class Journal:
     def pending(self) -> int:
         """Records in memory that are not durable yet."""
         return len(self._pending)
-
-    def part_number(self, stream: str) -> int:
-        """Return the number of the part that a stream is written to now."""
-        return self._parts[stream].number
 
     async def flush(self) -> None:
         """Wait until everything queued is durable, however long the disk refuses."""
@@ -209,6 +243,7 @@ class Journal:
         problem = await self._commit()
         for part in self._parts.values():
             part.close()
+        self._index.close()
         if problem is not None:
             raise DiskTrouble(
                 f"{self.folder}: {len(self._pending)} records could not be written: "

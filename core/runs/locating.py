@@ -10,11 +10,12 @@ from pathlib import Path
 from kvctl.core.domain.errors import CommandRefused, KvctlError, RunFileError
 from kvctl.core.domain.runfile import RunSpec
 from kvctl.core.runs.folder import LOCK, MANIFEST, SKIPPED, SPOOL, STATE, read_object
+from kvctl.core.runs.index import INDEX
 from kvctl.core.runs.journal import STREAMS
+from kvctl.core.runs.places import SUFFIXES
 from kvctl.core.runs.runfile import load_run
-from kvctl.core.runs.sources import SUFFIXES
 
-_OWN = {LOCK, MANIFEST, SKIPPED, SPOOL, STATE}
+_OWN = {INDEX, LOCK, MANIFEST, SKIPPED, SPOOL, STATE}
 
 
 @dataclass(frozen=True, slots=True)

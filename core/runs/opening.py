@@ -21,9 +21,11 @@ from kvctl.core.runs.folder import (
     read_settings,
     settle_manifest,
     take_folder,
+    write_manifest,
     write_skipped,
 )
-from kvctl.core.runs.inputs import ModelFacts, PartitionIndex, index_partition
+from kvctl.core.runs.indexing import index_entry
+from kvctl.core.runs.inputs import ModelFacts, PartitionIndex
 from kvctl.core.runs.journal import STREAMS, DiskTrouble, parts_of
 from kvctl.core.runs.opened import OpenedRun
 from kvctl.core.runs.readback import read_back
@@ -78,18 +80,44 @@ def index_run(
     """
     indexes: list[PartitionIndex] = []
     problems: list[str] = []
-    for partition in spec.partitions:
+    settings = {one.name: one for one in spec.settings}
+    for entry in spec.partitions:
         try:
-            index = index_partition(partition, facts, spool, is_checked=is_checked)
+            found = index_entry(entry, facts, spool, settings=settings, is_checked=is_checked)
         except RunFileError as error:
             problems.append(f"{spec.path}: {error}")
             continue
-        if not len(index) and not index.skipped:
-            problems.append(f"{spec.path}: {partition.name}: its input files hold no rows")
-        indexes.append(index)
+        problems += [
+            f"{spec.path}: {index.spec.name}: {problem}"
+            for index in found
+            if (problem := _why_unusable(index, indexes, is_checked=is_checked))
+        ]
+        if not found:
+            problems.append(f"{spec.path}: {', '.join(entry.inputs)}: the input files hold no rows")
+        indexes += found
+    if not problems:
+        names = {index.spec.name for index in indexes}
+        missing = [name for name in settings if name not in names]
+        problems += [f"{spec.path}: partition {name!r}: no input has it" for name in missing]
     if problems:
         raise RunFileProblems(problems)
     return indexes
+
+
+def _why_unusable(
+    index: PartitionIndex, before: list[PartitionIndex], *, is_checked: bool
+) -> str | None:
+    if any(index.spec.name == other.spec.name for other in before):
+        return "two entries of the run file give rows of it"
+    if len(index):
+        return None
+    if not index.skipped:
+        return "its input files hold no rows"
+    if not is_checked:
+        return None
+    first = index.skipped[0]
+    count = f"none of its {len(index.skipped):,} rows can be sent"
+    return f"{count}: {first.file}:{first.line}: {first.reason}"
 
 
 def open_run(spec: RunSpec, options: OpenOptions, wall: float) -> OpenedRun:
@@ -137,7 +165,7 @@ def _open_locked(spec: RunSpec, options: OpenOptions, wall: float, lock: FolderL
     tokenizer = model_folder(spec, options, read_object(folder / MANIFEST) or {})
     facts = model_facts(tokenizer, options)
     spool = folder / SPOOL
-    spool.mkdir(exist_ok=True)
+    _empty(spool)
     indexes = index_run(spec, facts, spool)
     manifest = settle_manifest(
         folder, _manifest(spec, options, indexes, tokenizer, wall), force=options.force
@@ -161,9 +189,26 @@ def _open_locked(spec: RunSpec, options: OpenOptions, wall: float, lock: FolderL
     )
     repair_tails(folder, opened.notes, stamp=torn_stamp(wall))
     read_back(opened)
-    refuse_damage(opened.notes, accept=options.accept_damage)
+    _judge_damage(opened, accept=options.accept_damage)
     write_skipped(folder, [row for index in indexes for row in index.skipped])
     return opened
+
+
+def _judge_damage(opened: OpenedRun, *, accept: bool) -> None:
+    """Refuse damage that was not accepted, now or before; what is accepted is kept in mind."""
+    known = set(opened.manifest.get("accepted_damage") or ())
+    refuse_damage(opened.notes, accept=accept, known=known)
+    found = {damage.place for damage in opened.notes.damages}
+    if found - known:
+        opened.manifest["accepted_damage"] = sorted(known | found)
+        write_manifest(opened.folder, opened.manifest)
+
+
+def _empty(spool: Path) -> None:
+    """Make the folder that inputs are unwrapped into, without what an earlier start left there."""
+    spool.mkdir(exist_ok=True)
+    for file in spool.iterdir():
+        file.unlink()
 
 
 def _manifest(
@@ -190,9 +235,20 @@ def _manifest(
         "sampling_hash": {
             n: sampling_hash(i.spec.sampling) for n, i in zip(names, indexes, strict=True)
         },
+        "reading": {n: _reading(i) for n, i in zip(names, indexes, strict=True)},
         "inputs": {n: [str(f) for f in i.shown] for n, i in zip(names, indexes, strict=True)},
         "detected": {
             n: {f: str(k) for f, k in i.formats.items()}
             for n, i in zip(names, indexes, strict=True)
         },
+    }
+
+
+def _reading(index: PartitionIndex) -> dict[str, Any]:
+    """Return what makes other prompts, or other rows, of the same input."""
+    return {
+        "formats": sorted({str(kind) for kind in index.formats.values()}),
+        "prompt_key": index.spec.prompt_key,
+        "as_chat": index.spec.as_chat,
+        "turns": str(index.spec.turns),
     }

@@ -1,4 +1,4 @@
-"""A file that is there whole or not at all, packed as its name says (.gz, .zst).
+"""A file that is there whole or not at all, of the kind its name says (.gz, .zst, .parquet).
 
 It is written beside its place under a hidden name and moved there at the end. A file that is
 there already is only replaced when that was asked for.
@@ -7,12 +7,14 @@ there already is only replaced when that was asked for.
 import gzip
 import os
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Protocol, cast
 
 from kvctl.core.domain.errors import CommandRefused, KvctlError, UsageError
+from kvctl.core.runs.columnar import NEEDS_PYARROW, ParquetSink
 from kvctl.core.runs.journal import fsync_folder
 
 _GZIP_LEVEL = 6
@@ -26,10 +28,13 @@ class Sink(Protocol):
 
 
 @contextmanager
-def whole_file(target: Path, *, force: bool = False) -> Iterator[Sink]:
+def whole_file(
+    target: Path, *, force: bool = False, columns: Mapping[str, str] | None = None
+) -> Iterator[Sink]:
     """Open a file for writing; it appears when the block ends well.
 
-    A device or a pipe is written to directly.
+    A device or a pipe is written to directly. `columns` are those of a table, as
+    `kvctl.core.runs.columnar.ParquetSink` has them; None: no table can be written.
 
     Raises:
         CommandRefused: It is there and `force` was not given.
@@ -40,13 +45,13 @@ def whole_file(target: Path, *, force: bool = False) -> Iterator[Sink]:
     _check(target, force=force)
     try:
         if target.exists() and not target.is_file():
-            with target.open("wb") as device, _packed(device, target.suffix) as sink:
+            with target.open("wb") as device, _packed(device, target.suffix, columns) as sink:
                 yield sink
             return
         beside = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
         try:
             with beside.open("xb", buffering=1 << 20) as stream:
-                with _packed(stream, target.suffix) as sink:
+                with _packed(stream, target.suffix, columns) as sink:
                     yield sink
                 stream.flush()
                 os.fsync(stream.fileno())
@@ -70,6 +75,8 @@ def _check(target: Path, *, force: bool) -> None:
         raise _is_there(target)
     if target.suffix == ".zst":
         _zstd()
+    if target.suffix == ".parquet" and find_spec("pyarrow") is None:
+        raise UsageError(f"{target}: parquet cannot be written here: {NEEDS_PYARROW}")
 
 
 def _is_there(target: Path) -> CommandRefused:
@@ -97,8 +104,12 @@ def _move_if_free(beside: Path, target: Path) -> None:
 
 
 @contextmanager
-def _packed(stream: IO[bytes], suffix: str) -> Iterator[Sink]:
-    if suffix == ".gz":
+def _packed(stream: IO[bytes], suffix: str, columns: Mapping[str, str] | None) -> Iterator[Sink]:
+    if suffix == ".parquet" and columns is not None:
+        table = ParquetSink(stream, columns)
+        yield table
+        table.close()
+    elif suffix == ".gz":
         # No name and no time in it: the same answers make the same bytes.
         with gzip.GzipFile("", "wb", _GZIP_LEVEL, stream, mtime=0) as packed:
             yield packed
@@ -122,7 +133,7 @@ def _zstandard() -> Callable[[IO[bytes]], AbstractContextManager[Sink]]:
         import zstandard  # type: ignore[import-not-found, unused-ignore]
     except ImportError:
         raise UsageError(
-            "zstd cannot be written here: pip install zstandard, or name a file that ends in .gz"
+            "zstd cannot be written here: pip install 'kvctl[zstd]', or name a file ending in .gz"
         ) from None
     return lambda stream: cast(
         AbstractContextManager[Sink],

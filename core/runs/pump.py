@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvctl.core.clock import Clock
+from kvctl.core.clock import Clock, within
 from kvctl.core.runs.folder import ManifestDiffers, settle_manifest
 from kvctl.core.runs.gate import Gate
 from kvctl.core.runs.journal import Journal, Offload
@@ -15,7 +15,7 @@ from kvctl.core.runs.schedule import Job
 from kvctl.core.runs.sending import Sender
 from kvctl.core.runs.slots import Flight, ServerFacts, ServerSlots
 
-_WATCH_S, _DISK_S = 1.0, 5.0
+_WATCH_S, _DISK_S, _LONG_S = 1.0, 5.0, 3600.0
 _FLOOR_BYTES, _FLOOR_RATIO = 2_000_000_000, 0.05
 
 
@@ -51,6 +51,12 @@ class Pump:
     _tasks: "set[asyncio.Task[None]]" = field(default_factory=set)
     _reconnecting: set[str] = field(default_factory=set)
 
+    def __post_init__(self) -> None:
+        """Let the order of partitions follow the lengths of their answers."""
+        pairs = zip(self.opened.counters.partitions, self.opened.schedule.lanes, strict=True)
+        for counters, lane in pairs:
+            lane.mean_tokens = counters.mean_tokens
+
     def start(self) -> None:
         """Begin; every server is asked first who it is."""
         for slots in self.servers:
@@ -62,6 +68,25 @@ class Pump:
         """Look again at what may be sent."""
         self._wake.set()
         self.changed.set()
+
+    async def until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
+        """Wait until something is so, looked at whenever anything changes; False: time ran out."""
+
+        async def is_so() -> None:
+            while not condition():
+                self.changed.clear()
+                await self.changed.wait()
+
+        try:
+            await within(self.clock, timeout_s, is_so())
+        except TimeoutError:
+            return condition()
+        return True
+
+    async def until_ever(self, condition: Callable[[], bool]) -> None:
+        """Wait until something is so, however long."""
+        while not await self.until(condition, _LONG_S):
+            pass
 
     async def stop(self) -> None:
         """End every task, requests in flight included."""
@@ -173,7 +198,7 @@ class Pump:
                 slots.probe_at = self.clock.monotonic() + _WATCH_S
                 return
             slots.is_known = True
-            self._restart_foreign_partials()
+            self.restart_foreign_partials()
             await slots.abort_orphans()
             self.hooks.event("reached", f"{slots.url} answers ({was})")
         finally:
@@ -198,9 +223,9 @@ class Pump:
         except ManifestDiffers as error:
             self.sender.hold("model", f"{slots.url}: {error}")
         if slots.is_known:
-            self._restart_foreign_partials()
+            self.restart_foreign_partials()
 
-    def _restart_foreign_partials(self) -> None:
+    def restart_foreign_partials(self) -> None:
         """Start rows again whose prefix no server may continue."""
         if not all(slots.is_known for slots in self.servers):
             return

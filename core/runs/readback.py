@@ -1,12 +1,13 @@
 """Reads a run's journal back into its schedule and counters: done, failed, and begun rows."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-from kvctl.core.runs.foreign import read_done_from
-from kvctl.core.runs.journal import ERRORS, PARTIALS, RESPONSES
+from kvctl.core.runs.foreign import answers_elsewhere
+from kvctl.core.runs.journal import ERRORS, PARTIALS
 from kvctl.core.runs.opened import OpenedRun
-from kvctl.core.runs.records import ErrorHead, PartialHead, ResponseHead
-from kvctl.core.runs.scan import read_stream
+from kvctl.core.runs.records import ErrorHead, PartialHead
+from kvctl.core.runs.scan import read_answers, read_stream
 from kvctl.core.runs.schedule import Job, PartialAt
 
 
@@ -19,8 +20,17 @@ def read_back(opened: OpenedRun) -> None:
     _read_responses(opened, rows)
     if opened.spec.done_from:
         _read_elsewhere(opened, rows)
+    _hold_turns(opened)
     _read_errors(opened, rows)
     _read_partials(opened, rows)
+
+
+def _hold_turns(opened: OpenedRun) -> None:
+    """Keep turns back whose conversation has not come to them; an answer before sends them."""
+    for number in range(len(opened.indexes)):
+        if opened.answers.has(number):
+            for row in opened.answers.waiting(number):
+                opened.schedule.mark_done(number, row)
 
 
 Rows = Mapping[str, tuple[int, dict[str, int]]]
@@ -32,32 +42,64 @@ def _place(rows: Rows, partition: str, name: str) -> tuple[int, int] | None:
     return None if row is None else (number, row)
 
 
+@dataclass(slots=True)
+class _Read:
+    """The answers of one partition, as they are read back."""
+
+    ids: Mapping[str, int]
+    taken: bytearray
+    tokens: list[int] = field(default_factory=list)
+    prompt_tokens: list[int | None] = field(default_factory=list)
+    capped: int = 0
+    latest: float = 0.0
+
+
 def _read_responses(opened: OpenedRun, rows: Rows) -> None:
-    counters, lanes = opened.counters, opened.schedule.lanes
-    for line in read_stream(opened.folder, RESPONSES, ResponseHead, opened.notes):
-        head = line.head
-        place = _place(rows, head.partition, head.id)
-        if place is None:
-            opened.unknown_answers += 1
-            continue
-        number, row = place
-        if lanes[number].taken[row]:
-            counters.duplicates += 1
-            continue
-        opened.schedule.mark_done(number, row)
-        opened.schedule.mark_scouted(number, 1)
-        capped = head.finish_reason.type == "length"
-        counters.accept(number, head.completion_tokens, head.prompt_tokens, capped)
-        part = counters.partitions[number]
-        part.last_wall = max(part.last_wall or 0.0, head.t_done) or None
+    lanes = opened.schedule.lanes
+    reads = {name: _Read(ids, lanes[n].taken) for name, (n, ids) in rows.items()}
+    unknown = duplicates = 0
+    has_turns = opened.has_turns
+    for file, entries in read_answers(opened.folder, opened.notes):
+        for partition, name, offset, tokens, prompt_tokens, is_capped, t_done in entries.rows():
+            read = reads.get(partition)
+            row = None if read is None else read.ids.get(name)
+            if read is None or row is None:
+                unknown += 1
+                continue
+            if read.taken[row]:
+                duplicates += 1
+                continue
+            read.taken[row] = 1
+            read.tokens.append(tokens)
+            read.prompt_tokens.append(prompt_tokens)
+            read.capped += is_capped
+            if t_done > read.latest:
+                read.latest = t_done
+            if has_turns:
+                opened.answers.note(rows[partition][0], row, file, offset)
+    opened.unknown_answers += unknown
+    opened.counters.duplicates += duplicates
+    for number, read in enumerate(reads.values()):
+        _count(opened, number, read)
+
+
+def _count(opened: OpenedRun, number: int, read: _Read) -> None:
+    done = len(read.tokens)
+    opened.schedule.mark_answered(number, done)
+    part = opened.counters.partitions[number]
+    part.done += done
+    part.capped += read.capped
+    part.lengths.add_all(read.tokens, read.prompt_tokens)
+    part.last_wall = read.latest or None
 
 
 def _read_elsewhere(opened: OpenedRun, rows: Rows) -> None:
-    found = read_done_from(opened.spec.done_from, rows)
-    opened.elsewhere = found
-    for number, row in found.done:
+    found = opened.elsewhere
+    for answer in answers_elsewhere(opened.spec.done_from, rows, found):
+        number, row = answer.partition, answer.row
         if not opened.schedule.lanes[number].taken[row]:
             opened.schedule.mark_done(number, row)
+            opened.answers.note(number, row, answer.file, answer.offset)
             opened.counters.partitions[number].done += 1
             opened.counters.partitions[number].elsewhere += 1
 
@@ -74,9 +116,9 @@ def _read_errors(opened: OpenedRun, rows: Rows) -> None:
         else:
             opened.failed.pop(place, None)
         opened.tries[place] = job
-    for number, row in opened.failed:
+    for (number, row), job in opened.failed.items():
         opened.schedule.mark_done(number, row)
-        opened.counters.partitions[number].failed += 1
+        opened.counters.partitions[number].failed += opened.rows_lost(job)
 
 
 def _read_partials(opened: OpenedRun, rows: Rows) -> None:

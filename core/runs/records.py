@@ -16,13 +16,13 @@ from kvctl.core.domain.outcomes import Answer, judge
 VERSION = 1
 
 
-class FinishHead(msgspec.Struct):
+class FinishHead(msgspec.Struct, gc=False):
     """The part of finish_reason that is counted."""
 
     type: str = ""
 
 
-class ResponseHead(msgspec.Struct):
+class ResponseHead(msgspec.Struct, gc=False):
     """The fields of an accepted answer that a resume needs."""
 
     id: str

@@ -6,13 +6,13 @@ Batch lines. Detection is by keys; nothing is guessed beyond that.
 
 import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
-from kvctl.core.domain.runfile import InputFormat
+from kvctl.core.domain.runfile import InputFormat, Turns
 
 PROMPT_KEYS = ("prompt", "text", "question")
 _ROLES = {
@@ -42,8 +42,7 @@ class RowRejected(Exception):
     """A row cannot be sent; the message says why in one line."""
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(msgspec.Struct, frozen=True):
     """One prompt as the file gives it; exactly one of text, input_ids and messages."""
 
     id: str
@@ -51,18 +50,18 @@ class Row:
     input_ids: tuple[int, ...] | None = None
     messages: tuple[Mapping[str, Any], ...] | None = None
     tools: tuple[Mapping[str, Any], ...] | None = None
-    sampling: Mapping[str, object] = field(default_factory=dict)
+    sampling: Mapping[str, object] = msgspec.field(default_factory=dict)
     """Sampling parameters of this row alone."""
 
 
-@dataclass(frozen=True, slots=True)
-class RowReading:
+class RowReading(msgspec.Struct, frozen=True):
     """How the rows of one file are read."""
 
     partition: str
     format: InputFormat
     prompt_key: str | None = None
     as_chat: bool = False
+    turns: Turns = Turns.LAST
 
 
 def decode_object(line: bytes) -> dict[str, Any]:
@@ -73,6 +72,8 @@ def decode_object(line: bytes) -> dict[str, Any]:
     """
     try:
         found = msgspec.json.decode(line)
+    except RecursionError:
+        raise RowRejected("nested too deeply") from None
     except (msgspec.DecodeError, UnicodeDecodeError):
         found = _decode_slowly(line)
     if not isinstance(found, dict):
@@ -135,10 +136,10 @@ def read_row(row: Mapping[str, Any], reading: RowReading) -> Row:
             return _chat_row(row, reading, _messages(row.get("messages")))
         case InputFormat.CONVERSATIONS:
             turns = _messages(row.get("conversations"))
-            return _chat_row(row, reading, _without_last_answer(turns))
+            return _chat_row(row, reading, _to_answer(turns, reading))
         case InputFormat.SHAREGPT:
             turns = _sharegpt(row.get("conversations"))
-            return _chat_row(row, reading, _without_last_answer(turns))
+            return _chat_row(row, reading, _to_answer(turns, reading))
         case InputFormat.PROMPT:
             return _prompt_row(row, reading)
         case InputFormat.AUTO:
@@ -146,8 +147,7 @@ def read_row(row: Mapping[str, Any], reading: RowReading) -> Row:
 
 
 def _as_detected(row: Mapping[str, Any], reading: RowReading) -> RowReading:
-    found = detect(row, reading.prompt_key)
-    return RowReading(reading.partition, found, reading.prompt_key, reading.as_chat)
+    return replace(reading, format=detect(row, reading.prompt_key))
 
 
 def _prompt_row(row: Mapping[str, Any], reading: RowReading) -> Row:
@@ -167,13 +167,27 @@ Messages = tuple[Mapping[str, Any], ...]
 
 
 def _chat_row(row: Mapping[str, Any], reading: RowReading, messages: Messages) -> Row:
-    tools = row.get("tools")
+    messages = _to_answer(messages, reading) if reading.turns is Turns.ALL else messages
+    tools = _tools(row.get("tools"))
     return Row(
         _id(row, reading, list(messages)),
         messages=messages,
-        tools=tuple(tools) if isinstance(tools, list) and tools else None,
+        tools=tools,
         sampling=_sampling(row),
     )
+
+
+def _tools(given: object) -> tuple[Mapping[str, Any], ...] | None:
+    if isinstance(given, str) and given.strip():
+        try:
+            given = json.loads(given)  # a table holds them as text: they have no common columns
+        except (ValueError, RecursionError):
+            raise RowRejected("tools is text that is not JSON") from None
+    if not given:
+        return None
+    if not isinstance(given, list):
+        raise RowRejected("tools is not a list")
+    return tuple(given)
 
 
 def _batch_row(row: Mapping[str, Any], reading: RowReading) -> Row:
@@ -186,6 +200,7 @@ def _batch_row(row: Mapping[str, Any], reading: RowReading) -> Row:
     named = {**row, "id": row.get("custom_id")}
     if "messages" in body:
         messages = _messages(body["messages"])
+        messages = _to_answer(messages, reading) if reading.turns is Turns.ALL else messages
         return Row(_id(named, reading, list(messages)), messages=messages, sampling=sampling)
     prompt = body.get("prompt")
     if isinstance(prompt, list):
@@ -229,7 +244,7 @@ def _token_ids(value: object) -> tuple[int, ...]:
         raise RowRejected("input_ids is not a list")
     if not value:
         raise RowRejected("the prompt is empty")
-    if not all(type(i) is int for i in value):
+    if set(map(type, value)) != {int}:
         raise RowRejected("input_ids holds something that is not a whole number")
     if min(value) < 0:
         raise RowRejected(f"token id {min(value)} is negative")
@@ -261,10 +276,56 @@ def _sharegpt(value: object) -> Messages:
     return _messages(messages)
 
 
-def _without_last_answer(messages: Messages) -> Messages:
+def _to_answer(messages: Messages, reading: RowReading) -> Messages:
+    """Return the turns of a conversation without the answers that are made anew."""
+    if reading.turns is Turns.ALL:
+        return _without_answers(messages)
     kept = list(messages)
     while kept and kept[-1]["role"] == "assistant":
         kept.pop()
     if not kept:
         raise RowRejected("there is no turn to answer")
     return tuple(kept)
+
+
+def _without_answers(messages: Messages) -> Messages:
+    roles = {m["role"] for m in messages}
+    if roles - {"system", "user", "assistant"} or any(m.get("tool_calls") for m in messages):
+        raise RowRejected("it uses tools: its turns cannot be made again one by one")
+    kept = [m for m in messages if m["role"] != "assistant"]
+    while kept and kept[-1]["role"] != "user":
+        kept.pop()
+    if not kept:
+        raise RowRejected("there is no turn to answer")
+    return tuple(kept)
+
+
+def count_turns(row: Row) -> int:
+    """Return how many answers a conversation read with `Turns.ALL` gets."""
+    return sum(m["role"] == "user" for m in row.messages or ())
+
+
+def turn_of(row: Row, number: int, answers: Sequence[str]) -> Row:
+    """Return one turn of a conversation read with `Turns.ALL`, the new answers before it put in.
+
+    The last turn keeps the conversation's id; earlier ones are called `<id>#1`, `<id>#2`, …
+
+    Args:
+        row: The conversation.
+        number: The turn, from 0.
+        answers: Those of the turns before it; fewer where they are not there yet.
+    """
+    messages: list[Mapping[str, Any]] = []
+    seen = 0
+    for message in row.messages or ():
+        messages.append(message)
+        if message["role"] != "user":
+            continue
+        if seen == number:
+            break
+        if seen < len(answers):
+            messages.append({"role": "assistant", "content": answers[seen]})
+        seen += 1
+    is_last = number == count_turns(row) - 1
+    name = row.id if is_last else f"{row.id}#{number + 1}"
+    return replace(row, id=name, messages=tuple(messages))

@@ -1,10 +1,11 @@
-"""Reads a run file from disk; what may stand in it is `kvctl.core.domain.runfile`."""
+"""Reads a run file from disk; what may stand in it is `kvctl.core.domain.runparse`."""
 
 import tomllib
 from pathlib import Path
 
 from kvctl.core.domain.errors import RunFileError
-from kvctl.core.domain.runfile import RunSpec, parse_run
+from kvctl.core.domain.runfile import RunSpec
+from kvctl.core.domain.runparse import parse_run
 
 
 def load_run(path: str | Path) -> RunSpec:

@@ -6,19 +6,39 @@ stops the resume with its offset.
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Generic, TypeVar
 
 import msgspec
 
 from kvctl.core.domain.errors import CommandRefused
-from kvctl.core.runs.journal import ERRORS, PARTIALS, RESPONSES, STREAMS, fsync_folder, parts_of
+from kvctl.core.runs.index import (
+    Entries,
+    IndexedPart,
+    compact,
+    indexed_part,
+    no_entries,
+    read_index,
+    write_index,
+)
+from kvctl.core.runs.journal import (
+    ERRORS,
+    PARTIALS,
+    RESPONSES,
+    STREAMS,
+    fsync_folder,
+    part_number,
+    part_path,
+    parts_of,
+)
 from kvctl.core.runs.records import ErrorHead, PartialHead, ResponseHead
 
 H = TypeVar("H")
+_NOT_WHOLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 class JournalDamaged(CommandRefused):
@@ -33,12 +53,18 @@ class Damage:
     offset: int
     """Bytes from the start of the file."""
     line: int
-    """From 1."""
+    """From 1; 0: the whole file."""
     detail: str
+
+    @property
+    def place(self) -> str:
+        """What it is told by when it is met again."""
+        return f"{self.file}@{self.offset}"
 
     def __str__(self) -> str:
         """Return it in one line."""
-        return f"{self.file}: line {self.line} at byte {self.offset}: {self.detail}"
+        place = f" line {self.line} at byte {self.offset}:" if self.line else ""
+        return f"{self.file}:{place} {self.detail}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +161,7 @@ def _good_end(
 def _decodes(stream: str, line: bytes) -> bool:
     try:
         _DECODERS[stream](line)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except _NOT_WHOLE:
         return False
     return True
 
@@ -153,27 +179,103 @@ def read_stream(
         keeps_tail: The last line of the newest part may be torn, or be written just now, and is
             noted as a tail: for those who only look. Without it `repair_tails` went before.
     """
-    decode = msgspec.json.Decoder(kind).decode
     parts = parts_of(folder, stream)
+    _note_gaps(folder, stream, parts, notes)
     for file in parts:
-        bad: Damage | None = None
-        offset = 0
-        with file.open("rb", buffering=1 << 20) as opened:
-            for number, line in enumerate(opened, 1):
-                if bad is not None:
-                    notes.damages.append(bad)
-                start, offset = offset, offset + len(line)
-                head, detail = _read_line(decode, line)
-                bad = Damage(file.name, start, number, detail) if detail else None
-                if head is not None:
-                    yield Line(head, file, start, len(line))
-                elif bad is None:
-                    notes.blank += 1
-                if not line.endswith(b"\n"):
-                    break  # the end; what a writer adds meanwhile would look like a line of its own
-        if bad is not None:
-            is_tail = keeps_tail and file == parts[-1]
-            (notes.tails if is_tail else notes.damages).append(bad)
+        yield from _read_part(file, kind, notes, keeps_tail=keeps_tail and file == parts[-1])
+
+
+def _note_gaps(folder: Path, stream: str, parts: list[Path], notes: ScanNotes) -> None:
+    there = {part_number(part) for part in parts}
+    for number in range(1, max(there, default=1)):
+        if number not in there:
+            name = part_path(folder, stream, number).name
+            notes.damages.append(Damage(name, 0, 0, "this part is missing"))
+
+
+def _read_part(
+    file: Path, kind: type[H], notes: ScanNotes, *, keeps_tail: bool
+) -> Iterator[Line[H]]:
+    decode = msgspec.json.Decoder(kind).decode
+    bad: Damage | None = None
+    offset = 0
+    with file.open("rb", buffering=1 << 20) as opened:
+        for number, line in enumerate(opened, 1):
+            if bad is not None:
+                notes.damages.append(bad)
+            start, offset = offset, offset + len(line)
+            head, detail = _read_line(decode, line)
+            bad = Damage(file.name, start, number, detail) if detail else None
+            if head is not None:
+                yield Line(head, file, start, len(line))
+            elif bad is None:
+                notes.blank += 1
+            if not line.endswith(b"\n"):
+                break  # the end; what a writer adds meanwhile would look like a line of its own
+    if bad is not None:
+        (notes.tails if keeps_tail else notes.damages).append(bad)
+
+
+def read_answers(folder: Path, notes: ScanNotes) -> Iterator[tuple[Path, Entries]]:
+    """Yield the run's own answers for a resume, oldest first, with the part that they lie in.
+
+    Parts that are as they were when they were indexed are not read again; the others are, and the
+    index is written anew. Only for who holds the folder's lock; `repair_tails` went before.
+    """
+    known = read_index(folder)
+    parts = parts_of(folder, RESPONSES)
+    _note_gaps(folder, RESPONSES, parts, notes)
+    is_current = known.is_whole and set(known.parts) <= {file.name for file in parts}
+    kept: list[tuple[str, IndexedPart]] = []
+    for file in parts:
+        part = known.parts.get(file.name)
+        if part is not None and part.fits(file.stat()):
+            for entries in part.entries():
+                yield file, entries
+        else:
+            is_current = False
+            before, facts = len(notes.damages), file.stat()
+            entries = _entries_of(file, notes)
+            yield file, entries
+            if len(notes.damages) > before:
+                continue  # never indexed: damage must stay in sight
+            part = indexed_part(entries, facts)
+        kept.append((file.name, part))
+    if not is_current or known.blocks > _MANY_BLOCKS:
+        write_index(folder, [(name, compact(part)) for name, part in kept])
+
+
+_MANY_BLOCKS = 10_000
+"""A run of one record a second leaves a block for each; beyond this they are joined."""
+
+
+def _entries_of(file: Path, notes: ScanNotes) -> Entries:
+    """Read one part whole."""
+    entries = _entries_at_once(file)
+    if entries is None:
+        entries = no_entries()
+        for line in _read_part(file, ResponseHead, notes, keeps_tail=False):
+            entries.extend([line.head], [line.offset])
+    return entries
+
+
+_BATCH = 256
+"""Lines decoded at once: few enough to be in the processor's cache still."""
+
+
+def _entries_at_once(file: Path) -> Entries | None:
+    """Read one part as fast as can be; None where any line is not whole."""
+    decode = msgspec.json.Decoder(ResponseHead).decode
+    entries, offset, line = no_entries(), 0, b"\n"
+    with file.open("rb", buffering=1 << 18) as opened:
+        try:
+            while lines := list(islice(opened, _BATCH)):
+                starts = list(accumulate(map(len, lines), initial=offset))
+                offset, line = starts.pop(), lines[-1]
+                entries.extend(list(map(decode, lines)), starts)
+        except _NOT_WHOLE:
+            return None
+    return entries if line.endswith(b"\n") else None
 
 
 def _read_line(decode: Callable[[bytes], H], line: bytes) -> tuple[H | None, str]:
@@ -184,21 +286,21 @@ def _read_line(decode: Callable[[bytes], H], line: bytes) -> tuple[H | None, str
         return None, "no line end"
     try:
         return decode(line), ""
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except _NOT_WHOLE as error:
         return None, str(error) or type(error).__name__
 
 
-def refuse_damage(notes: ScanNotes, *, accept: bool) -> None:
-    """Stop a resume on damage inside the journal unless it was accepted.
+def refuse_damage(notes: ScanNotes, *, accept: bool, known: Collection[str] = frozenset()) -> None:
+    """Stop a resume on damage inside the journal unless it was accepted, now or before (`known`).
 
     Raises:
         JournalDamaged: With the first place and how many there are.
     """
-    if notes.damages and not accept:
-        more = f" (and {len(notes.damages) - 1} more)" if len(notes.damages) > 1 else ""
+    found = [damage for damage in notes.damages if damage.place not in known]
+    if found and not accept:
+        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
         raise JournalDamaged(
-            f"{notes.damages[0]}{more}: look at it; --accept-damage leaves it there and makes "
-            "its row again"
+            f"{found[0]}{more}: look at it; --accept-damage leaves it there and makes its row again"
         )
 
 

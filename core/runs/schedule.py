@@ -115,6 +115,11 @@ class Schedule:
         """Take out a row that has an answer or has failed for good."""
         self.lanes[partition].skip(row)
 
+    def mark_answered(self, partition: int, answers: int) -> None:
+        """Count rows that were there before as taken and as scouts; `taken` has them already."""
+        self.lanes[partition].left -= answers
+        self.mark_scouted(partition, answers)
+
     def mark_scouted(self, partition: int, answers: int) -> None:
         """Count answers that were there before as scouts."""
         lane = self.lanes[partition]
@@ -197,6 +202,20 @@ class Schedule:
         else:
             self._current = usable[0]
         return self._current
+
+    def in_order(self) -> list[int]:
+        """Return the partitions' numbers in the order in which their rows will run out."""
+        numbers = range(len(self.lanes))
+        if self.order is Order.WEIGHTS:
+            return sorted(numbers, key=lambda n: self._share_left(self.lanes[n]))
+        if self.order is Order.FILE:
+            return list(numbers)
+        by_length = sorted(numbers, key=lambda n: -(self.lanes[n].mean_tokens() or 0.0))
+        return sorted(by_length, key=lambda n: n != self._current)
+
+    @staticmethod
+    def _share_left(lane: Lane) -> float:
+        return lane.left / lane.weight if lane.weight > 0 else 0.0
 
     def wake_at(self) -> float | None:
         """Return when the first retry's time comes (monotonic seconds); None without retries."""

@@ -4,8 +4,6 @@ Outcomes are judged by `kvctl.core.domain.outcomes`; everything that has to outl
 goes through the journal first and is counted when it is durable.
 """
 
-import asyncio
-import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -21,30 +19,23 @@ from kvctl.core.domain.outcomes import (
 from kvctl.core.ports import TransportFailed
 from kvctl.core.runs.answers import (
     Came,
-    Failure,
     at_limit,
-    error_record,
     joined,
     partial_record,
     prompt_tokens,
     request_of,
     response_record,
 )
+from kvctl.core.runs.attempts import Attempts
 from kvctl.core.runs.harvest import HarvestCount
 from kvctl.core.runs.inputs import Prompt
-from kvctl.core.runs.journal import ERRORS, PARTIALS, RESPONSES, Journal, Offload, Where, in_thread
+from kvctl.core.runs.journal import PARTIALS, RESPONSES, Journal, Offload, Where, in_thread
+from kvctl.core.runs.loading import Loader
 from kvctl.core.runs.opened import OpenedRun
 from kvctl.core.runs.records import Partial, line_of, prompt_hash, read_partial
 from kvctl.core.runs.rows import RowRejected
 from kvctl.core.runs.schedule import Job, PartialAt
 from kvctl.core.runs.slots import Flight, ServerSlots
-
-ATTEMPTS = 5
-"""Counted failures after which a row has failed for good."""
-_BACKOFF_S, _BACKOFF_MOST_S = 1.0, 60.0
-_REFUSED_IN_A_ROW = 20
-_SPARED = 20
-"""A row that was there so often when a server failed may be why it fails."""
 
 
 @dataclass(slots=True)
@@ -61,8 +52,13 @@ class Sender:
     offload: Offload = in_thread
     counting: dict[str, HarvestCount] = field(default_factory=dict)
     """The harvests that go on, by server."""
-    refused_in_a_row: int = 0
-    _random: random.Random = field(default_factory=lambda: random.Random(7))
+    attempts: Attempts = field(init=False)
+    loader: Loader[Job, tuple[Prompt, Partial | None]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Share the journal with what counts failed attempts."""
+        self.loader = Loader(self._load, self.offload)
+        self.attempts = Attempts(self.opened, self.journal, self.clock, self.hold, self.wake)
 
     def rid(self, job: Job) -> str:
         """Return the request id of a job's next attempt: fixed width, ends in a delimiter."""
@@ -83,9 +79,9 @@ class Sender:
 
     async def _fly(self, slots: ServerSlots, flight: Flight) -> None:
         try:
-            prompt, kept = await self.offload(lambda: self._load(flight.job))
+            prompt, kept = await self.loader.load(flight.job)
         except RowRejected as error:
-            self._fail(flight.job, slots, Judgement(Kind.REFUSED, str(error)))
+            self.attempts.fail(flight.job, slots, Judgement(Kind.REFUSED, str(error)))
             return
         except OSError as error:
             self.hold("input", f"an input cannot be read: {error}: press p when it can again")
@@ -101,7 +97,7 @@ class Sender:
         await self._send(slots, flight, prompt, kept)
 
     def _load(self, job: Job) -> tuple[Prompt, Partial | None]:
-        prompt = self.opened.indexes[job.partition].load(job.row)
+        prompt = self.opened.load(job)
         if job.partial is None:
             return prompt, None
         try:
@@ -131,7 +127,7 @@ class Sender:
         try:
             reply = await slots.generator.generate(request)
         except TransportFailed as error:
-            await self._broken(slots, flight, error)
+            await self.attempts.broken(slots, flight, error)
             return
         whole = joined(reply, kept)
         self._settle(slots, Came(name, slots.url, facts, flight, prompt, whole, kept, sent_wall))
@@ -147,7 +143,7 @@ class Sender:
                 self._cut(slots, came)
             case Kind.QUEUE_FULL:
                 self.opened.counters.queue_full += 1
-                self._retry_later(job)
+                self.attempts.retry_later(job)
             case Kind.DUPLICATE_RID:
                 self.opened.schedule.requeue(job, self.clock.monotonic())
             case Kind.DENIED:
@@ -155,16 +151,16 @@ class Sender:
                 self.opened.schedule.requeue(job)
             case Kind.SERVER_ERROR:
                 slots.note_server_error(f"{slots.url} fails: {judgement.detail}", job.key)
-                self._fail(job, slots, judgement, spared=slots.is_failing_broadly)
+                self.attempts.fail(job, slots, judgement, spared=slots.is_failing_broadly)
             case Kind.REFUSED if came.kept is not None:
                 # The prefix may be what it refuses: the row has another try without it.
                 self.drop_partial(job, came.kept.n_output)
-                self._fail(job, slots, Judgement(Kind.SERVER_ERROR, judgement.detail))
+                self.attempts.fail(job, slots, Judgement(Kind.SERVER_ERROR, judgement.detail))
             case _:
-                self._fail(job, slots, judgement)
+                self.attempts.fail(job, slots, judgement)
 
     def _accept(self, came: Came) -> None:
-        self.refused_in_a_row = 0
+        self.attempts.refused_in_a_row = 0
         job, now = came.flight.job, self.clock.monotonic()
         wall = self.clock.wall()
         record = response_record(came, wall, self.opened.facts.renderer)
@@ -173,28 +169,15 @@ class Sender:
             cut.finished += 1
         took = None if came.sent_wall is None else now - came.flight.started_at
 
-        def durable() -> None:
+        def durable(where: Where) -> None:
             tokens = len(came.reply.output_ids)
             counters.accept(job.partition, tokens, prompt_tokens(came), came.is_capped)
             counters.complete(job.partition, now, came.new_tokens, took)
             counters.partitions[job.partition].last_wall = wall
             self.opened.tries.pop((job.partition, job.row), None)
+            self.opened.note_answer(job, where)
 
-        self._write(job, RESPONSES, line_of(record), lambda _: durable())
-
-    def _write(self, job: Job, stream: str, line: bytes, durable: Callable[[Where], None]) -> None:
-        """Append a line, and do the rest once it is durable; until then the row is `writing`."""
-        counters = self.opened.counters.partitions[job.partition]
-        counters.writing += 1
-
-        def settled(written: "asyncio.Future[Where]") -> None:
-            if written.cancelled():
-                return
-            counters.writing -= 1
-            durable(written.result())
-            self.wake()
-
-        self.journal.append(stream, line).add_done_callback(settled)
+        self.attempts.write(job, RESPONSES, line_of(record), durable)
 
     def _cut(self, slots: ServerSlots, came: Came) -> None:
         """Keep what an aborted answer has, or count what is lost; the row is sent again."""
@@ -222,7 +205,7 @@ class Sender:
             self.opened.schedule.requeue(flight.job)
         else:
             # Somebody else aborted it: not at once, or both would go on for ever.
-            self._retry_later(flight.job)
+            self.attempts.retry_later(flight.job)
 
     def _why_dropped(self, came: Came) -> str | None:
         if not came.flight.keeps_partial:
@@ -241,80 +224,10 @@ class Sender:
             job.partial = at
             self._send_again(flight)
 
-        self._write(job, PARTIALS, line_of(partial), durable)
+        self.attempts.write(job, PARTIALS, line_of(partial), durable)
 
     def drop_partial(self, job: Job, tokens: int) -> None:
         """Start a row again without the prefix it had; its tokens count as dropped."""
         job.partial = None
         self.opened.counters.dropped_tokens += tokens
         self.opened.counters.partitions[job.partition].restarted += 1
-
-    async def _broken(self, slots: ServerSlots, flight: Flight, error: TransportFailed) -> None:
-        """Decide whether a connection that failed is the server's fault or the row's."""
-        slots.trip(str(error), flight.job.key)
-        self.wake()
-        if not error.sent:
-            self.opened.schedule.requeue(flight.job)
-            return
-        slots.orphans.append(flight.rid)
-        is_alive = await slots.is_alive()
-        # A server that died took every row with it: none of them is at fault.
-        is_servers = not is_alive or slots.is_failing_broadly or flight.is_cut
-        judgement = Judgement(Kind.ENGINE_GONE, str(error))
-        self._fail(flight.job, slots, judgement, spared=is_servers)
-
-    def _fail(
-        self, job: Job, slots: ServerSlots, judgement: Judgement, *, spared: bool = False
-    ) -> None:
-        """Write down an attempt that failed; the row is tried again unless that was the last.
-
-        `spared`: it was the server's fault and does not count, within reason.
-        """
-        is_counted = judgement.kind.is_counted or judgement.kind is Kind.ENGINE_GONE
-        if spared and job.spared < _SPARED:
-            job.spared += 1
-            job.unserved = 0
-            is_counted = False
-        job.failures += int(is_counted)
-        is_final = judgement.kind.is_permanent or job.failures >= ATTEMPTS
-        line = self._error_line(job, judgement.kind, judgement.detail, is_final, slots.url)
-        if judgement.kind is Kind.REFUSED:
-            self._note_refusal(slots, judgement)
-
-        def durable(_: Where) -> None:
-            if not is_final:
-                return
-            self.opened.failed[(job.partition, job.row)] = job
-            self.opened.counters.partitions[job.partition].failed += 1
-
-        self._write(job, ERRORS, line, durable)
-        if not is_final:
-            self._retry_later(job)
-
-    def _error_line(self, job: Job, kind: str, message: str, is_final: bool, server: str) -> bytes:
-        index = self.opened.indexes[job.partition]
-        place = (index.spec.name, index.id_of(job.row))
-        failure = Failure(kind, message, is_final, server)
-        return line_of(error_record(place, job, failure, self.clock.wall()))
-
-    def retry_again(self, job: Job) -> None:
-        """Give a row that had failed for good all its attempts again, and write that down."""
-        job.failures = job.unserved = 0
-        line = self._error_line(job, "retried", "queued again by the operator", False, "")
-        self.opened.counters.partitions[job.partition].failed -= 1
-        self._write(job, ERRORS, line, lambda _: None)
-
-    def _note_refusal(self, slots: ServerSlots, judgement: Judgement) -> None:
-        self.refused_in_a_row += 1
-        if self.refused_in_a_row == _REFUSED_IN_A_ROW:
-            self.hold(
-                "refused",
-                f"{slots.url} refused {_REFUSED_IN_A_ROW} rows in a row, the last one: "
-                f"{judgement.detail}",
-            )
-
-    def _retry_later(self, job: Job) -> None:
-        job.unserved += 1
-        wait = min(_BACKOFF_S * 2.0 ** min(job.unserved - 1, 10), _BACKOFF_MOST_S)
-        wait *= self._random.uniform(0.5, 1.0)
-        self.opened.schedule.requeue(job, self.clock.monotonic() + wait)

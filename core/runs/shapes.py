@@ -1,8 +1,9 @@
 """The formats of an export: one accepted answer in, one JSON line out.
 
 ids is the source of truth: text that is tokenized again does not always give the sampled ids.
-text is the whole templated string with its special tokens (SpecForge: `is_preformatted: true`);
-messages and conversations hold the turns of the input and the answer as the last one.
+preformatted is the whole templated string with its special tokens (SpecForge: `is_preformatted:
+true`); messages and conversations hold the turns of the input and the answer as the last one. A
+conversation that was made turn by turn is one line of these three, with all its new answers.
 """
 
 import json
@@ -27,6 +28,8 @@ class ExportFormat(StrEnum):
     IDS = "ids"
     """`id`, `partition`, `input_ids`, `output_ids`."""
     TEXT = "text"
+    """`id`, `partition`, `prompt`, `response`: each as text."""
+    PREFORMATTED = "preformatted"
     """`id`, `text`: prompt and answer as one string."""
     MESSAGES = "messages"
     """`id`, `messages`; `tools` where the input has them."""
@@ -37,6 +40,11 @@ class ExportFormat(StrEnum):
     def needs_turns(self) -> bool:
         """Whether the input's own messages are in it."""
         return self in (ExportFormat.MESSAGES, ExportFormat.CONVERSATIONS)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether a line holds a whole conversation, the earlier turns with it."""
+        return self.needs_turns or self is ExportFormat.PREFORMATTED
 
 
 class NotExportable(Exception):
@@ -130,12 +138,25 @@ def _as_ids(answer: StoredAnswer, _row: RowSource, _renderer: Renderer | None) -
 
 
 def _as_text(answer: StoredAnswer, row: RowSource, renderer: Renderer | None) -> bytes:
+    prompt = answer.prompt
+    if prompt is None and answer.input_ids is not None:
+        if renderer is None:
+            raise NotExportable(f"its prompt was sent as token ids: {_NEEDS_TOKENIZER}")
+        prompt = renderer.spell(_list(answer.input_ids))
+    if prompt is None:
+        prompt = _prompt_text(row(), renderer)
+    response = answer_text(answer, renderer)
+    record = {"id": answer.id, "partition": answer.partition, "prompt": prompt}
+    return line_of({**record, "response": response})
+
+
+def _as_preformatted(answer: StoredAnswer, row: RowSource, renderer: Renderer | None) -> bytes:
     return line_of({"id": answer.id, "text": _whole_text(answer, row, renderer)})
 
 
 def _whole_text(answer: StoredAnswer, row: RowSource, renderer: Renderer | None) -> str:
     if answer.prompt is not None:
-        return answer.prompt + _answer_text(answer, renderer)
+        return answer.prompt + answer_text(answer, renderer)
     if answer.input_ids is not None:
         prompt = _list(answer.input_ids)
         if renderer is None:
@@ -143,8 +164,8 @@ def _whole_text(answer: StoredAnswer, row: RowSource, renderer: Renderer | None)
         if answer.output_ids is not None:
             # In one go: the end token is in it, and a character across the seam stays whole.
             return renderer.spell([*prompt, *_list(answer.output_ids)])
-        return renderer.spell(prompt) + _answer_text(answer, renderer)
-    return _prompt_text(row(), renderer) + _answer_text(answer, renderer)
+        return renderer.spell(prompt) + answer_text(answer, renderer)
+    return _prompt_text(row(), renderer) + answer_text(answer, renderer)
 
 
 _NEEDS_TOKENIZER = (
@@ -165,7 +186,8 @@ def _prompt_text(row: Row, renderer: Renderer | None) -> str:
         raise NotExportable(str(problem)) from None
 
 
-def _answer_text(answer: StoredAnswer, renderer: Renderer | None) -> str:
+def answer_text(answer: StoredAnswer, renderer: Renderer | None) -> str:
+    """Return the text of an answer. Raises NotExportable where nothing can spell it."""
     if answer.text is not None:
         return answer.text
     if answer.output_ids is None:
@@ -180,7 +202,7 @@ def _as_turns(key: str) -> Shape:
         given = row()
         if given.messages is None:
             raise NotExportable("its prompt is raw text or token ids, not messages")
-        last = {"role": "assistant", "content": _answer_text(answer, renderer)}
+        last = {"role": "assistant", "content": answer_text(answer, renderer)}
         record: dict[str, object] = {"id": answer.id, key: [*given.messages, last]}
         if given.tools:
             record["tools"] = list(given.tools)
@@ -197,8 +219,29 @@ def _list(raw: msgspec.Raw) -> list[int]:
 SHAPES: dict[ExportFormat, Shape] = {
     ExportFormat.IDS: _as_ids,
     ExportFormat.TEXT: _as_text,
+    ExportFormat.PREFORMATTED: _as_preformatted,
     ExportFormat.MESSAGES: _as_turns("messages"),
     ExportFormat.CONVERSATIONS: _as_turns("conversations"),
+}
+
+
+def columns_of(format: ExportFormat) -> Mapping[str, str]:
+    """Return the columns of a table of such lines: text, ids, turns or json by name."""
+    return _COLUMNS[format]
+
+
+_COLUMNS: dict[ExportFormat, dict[str, str]] = {
+    ExportFormat.IDS: {
+        "id": "text",
+        "partition": "text",
+        "input_ids": "ids",
+        "output_ids": "ids",
+        "prompt": "text",
+    },
+    ExportFormat.TEXT: {"id": "text", "partition": "text", "prompt": "text", "response": "text"},
+    ExportFormat.PREFORMATTED: {"id": "text", "text": "text"},
+    ExportFormat.MESSAGES: {"id": "text", "messages": "turns", "tools": "json"},
+    ExportFormat.CONVERSATIONS: {"id": "text", "conversations": "turns", "tools": "json"},
 }
 
 

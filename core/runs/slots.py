@@ -65,6 +65,8 @@ class ServerSlots:
     flights: dict[str, Flight] = field(default_factory=dict)
     is_cutting: bool = False
     """A harvest is going on: nothing new is sent."""
+    is_leaving: bool = False
+    """The run will not use it any more: nothing new is sent."""
     down: str | None = None
     """Why nothing is sent there until a probe succeeds; None while it is well."""
     probe_at: float | None = None
@@ -86,7 +88,7 @@ class ServerSlots:
     @property
     def headroom(self) -> int:
         """How many more requests may be sent now."""
-        if self.down is not None or self.is_cutting or self.is_held:
+        if self.down is not None or self.is_cutting or self.is_leaving or self.is_held:
             return 0
         limit = min(self.target, _TRIAL) if self._is_on_trial else self.target
         return max(0, limit - len(self.flights))

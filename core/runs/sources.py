@@ -1,68 +1,89 @@
-"""Bytes of input files, line by line, whatever they are wrapped in.
+"""Bytes of input files, row by row, whatever they are wrapped in.
 
-Plain JSON lines are read in place, so that a row can be read again at its offset. gzip, zstd and
-JSON arrays are unwrapped once into a spool of plain lines beside the run's output.
+Plain JSON lines are read in place, so that a row can be read again at its offset. gzip, zstd, JSON
+arrays, parquet and Arrow are unwrapped once into a spool of plain lines beside the run's output.
+What a file is wrapped in is told by its first bytes. Memory does not grow with a file: one row is
+in memory at a time, and one above `MOST_ROW_BYTES` is passed over.
 """
 
 import gzip
-import json
+import zlib
 from collections.abc import Iterator
 from contextlib import closing
+from enum import StrEnum
 from pathlib import Path
 from typing import IO
 
 from kvctl.core.domain.errors import RunFileError
+from kvctl.core.runs.columnar import NEEDS_PYARROW, arrow_rows, parquet_rows
+from kvctl.core.runs.jsonarray import array_rows
+from kvctl.core.runs.zstd import ZstdFailed, open_zstd
 
-SUFFIXES = (".jsonl", ".json", ".ndjson")
-PACKED = (".gz", ".zst")
-_CHUNK_BYTES = 1 << 20
+MOST_ROW_BYTES = 64 << 20
+"""A longer row is rejected: no context holds such a prompt."""
 
 
-def expand_inputs(patterns: tuple[str, ...], partition: str) -> list[Path]:
-    """Return the input files of a partition in a stable order, each once.
+class Wrapping(StrEnum):
+    """What the rows of a file are wrapped in."""
+
+    LINES = "lines"
+    ARRAY = "array"
+    GZIP = "gzip"
+    ZSTD = "zstd"
+    PARQUET = "parquet"
+    ARROW = "arrow"
+    """Both kinds, file and stream."""
+
+
+_MAGIC = {
+    b"\x1f\x8b": Wrapping.GZIP,
+    b"\x28\xb5\x2f\xfd": Wrapping.ZSTD,
+    b"PAR1": Wrapping.PARQUET,
+    b"ARROW1": Wrapping.ARROW,
+    b"\xff\xff\xff\xff": Wrapping.ARROW,
+}
+_BY_SUFFIX = {
+    ".gz": Wrapping.GZIP,
+    ".zst": Wrapping.ZSTD,
+    ".parquet": Wrapping.PARQUET,
+    ".arrow": Wrapping.ARROW,
+}
+_FOREIGN = {
+    b"PK\x03\x04": "a zip archive: unpack it",
+    b"\xfd7zXZ\x00": "packed by xz: unpack it, or pack it with gzip or zstd",
+    b"BZh": "packed by bzip2: unpack it, or pack it with gzip or zstd",
+    b"\xff\xfe": "UTF-16 text: convert it to UTF-8",
+    b"\xfe\xff": "UTF-16 text: convert it to UTF-8",
+    b"SQLite format 3": "an SQLite database: export its rows as JSON lines",
+    b"\x89HDF": "an HDF5 file: export its rows as JSON lines",
+    b"\x80\x04": "a Python pickle, which is never loaded: export its rows as JSON lines",
+}
+_TABLES = (".csv", ".tsv", ".xlsx")
+
+
+def wrapping_of(file: Path) -> Wrapping:
+    """Return what the rows of a file are wrapped in, by its first bytes and then by its name.
 
     Raises:
-        RunFileError: A path is missing, or a pattern or folder holds no input.
+        RunFileError: It cannot be read, or is of a kind that is not.
     """
-    found: dict[Path, None] = {}
-    for pattern in patterns:
-        files = _expand(pattern)
-        if not files:
-            raise RunFileError(
-                f"{partition}: no input at {pattern}: correct `input` of the run file"
-            )
-        found.update(dict.fromkeys(files))
-    return list(found)
-
-
-def _expand(pattern: str) -> list[Path]:
-    path = Path(pattern)
-    if path.is_dir():
-        return sorted(f for f in path.iterdir() if f.is_file() and _is_input(f))
-    if path.is_file():
-        return [path]
-    return sorted(
-        f for f in Path(path.anchor).glob(str(path.relative_to(path.anchor))) if f.is_file()
-    )
-
-
-def _is_input(file: Path) -> bool:
-    suffixes = [s for s in file.suffixes if s not in PACKED]
-    return bool(suffixes) and suffixes[-1] in SUFFIXES and not file.name.startswith(".")
-
-
-def needs_spool(file: Path) -> bool:
-    """Return whether rows cannot be read again at an offset of the file itself."""
-    return file.suffix in PACKED or _is_json_array(file)
-
-
-def _is_json_array(file: Path) -> bool:
     try:
         with file.open("rb") as stream:
-            start = stream.read(4096).lstrip(b"\xef\xbb\xbf \t\r\n")
+            start = stream.read(4096)
     except OSError as error:
         raise unreadable(file, error) from error
-    return start.startswith(b"[")
+    for magic, wrapping in _MAGIC.items():
+        if start.startswith(magic):
+            return wrapping
+    for magic, advice in _FOREIGN.items():
+        if start.startswith(magic):
+            raise RunFileError(f"{file}: {advice}")
+    if file.suffix.lower() in _TABLES:
+        raise RunFileError(f"{file}: tables of text are not read: convert it to JSON lines")
+    if file.suffix in _BY_SUFFIX:
+        return _BY_SUFFIX[file.suffix]
+    is_array = start.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
+    return Wrapping.ARRAY if is_array else Wrapping.LINES
 
 
 def unreadable(file: Path, error: OSError) -> RunFileError:
@@ -70,112 +91,80 @@ def unreadable(file: Path, error: OSError) -> RunFileError:
     return RunFileError(f"{file}: cannot be read: {error.strerror or error}")
 
 
-def plain_lines(file: Path) -> Iterator[bytes]:
-    """Yield the rows of a packed file or a JSON array, one line each, without line ends.
+def plain_lines(file: Path, wrapping: Wrapping) -> Iterator[bytes | None]:
+    """Yield the rows of a wrapped file, one line each, without line ends.
+
+    None stands for a row above `MOST_ROW_BYTES`.
 
     Raises:
         RunFileError: It cannot be read, is damaged, or needs a package that is not there.
     """
     try:
-        with closing(_open(file)) as stream:
-            start = stream.read(1)
-            while start and start in b" \t\r\n\xef\xbb\xbf":
-                start = stream.read(1)
-            yield from (_array_rows(stream, file) if start == b"[" else _rows(start, stream))
-    except (EOFError, gzip.BadGzipFile) as error:
+        match wrapping:
+            case Wrapping.PARQUET:
+                yield from parquet_rows(file)
+            case Wrapping.ARROW:
+                yield from arrow_rows(file)
+            case _:
+                with closing(_open(file, wrapping)) as stream:
+                    yield from _text_rows(stream, file)
+    except ImportError:
+        raise RunFileError(f"{file}: {wrapping} cannot be read here: {_NEEDS[wrapping]}") from None
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise RunFileError(f"{file}: damaged or cut gzip: {error}") from error
+    except ZstdFailed as error:
+        raise RunFileError(f"{file}: damaged or cut zstd: {error}") from error
     except OSError as error:
         raise unreadable(file, error) from error
 
 
-def _rows(start: bytes, stream: IO[bytes]) -> Iterator[bytes]:
-    first = start + stream.readline()
-    if first.strip():
-        yield first.rstrip(b"\r\n")
-    for line in stream:
-        yield line.rstrip(b"\r\n")
+_NEEDS = {
+    Wrapping.ZSTD: "pip install 'kvctl[zstd]', or unpack it",
+    Wrapping.PARQUET: NEEDS_PYARROW,
+    Wrapping.ARROW: NEEDS_PYARROW,
+}
 
 
-def _open(file: Path) -> IO[bytes]:
-    if file.suffix == ".gz":
+def _open(file: Path, wrapping: Wrapping) -> IO[bytes]:
+    if wrapping is Wrapping.GZIP:
         return gzip.open(file, "rb")  # type: ignore[return-value]
-    if file.suffix == ".zst":
-        return _open_zstd(file)
+    if wrapping is Wrapping.ZSTD:
+        return open_zstd(file)
     return file.open("rb")
 
 
-def _open_zstd(file: Path) -> IO[bytes]:
-    try:
-        from compression import zstd  # type: ignore[import-not-found, unused-ignore]
-    except ImportError:
-        try:
-            import zstandard as zstd  # type: ignore[import-not-found, unused-ignore]
-        except ImportError:
-            hint = "pip install zstandard, or unpack it"
-            raise RunFileError(f"{file}: zstd cannot be read here: {hint}") from None
-    opened: IO[bytes] = zstd.open(file, "rb")
-    return opened
+def _text_rows(stream: IO[bytes], file: Path) -> Iterator[bytes | None]:
+    start = stream.read(1)
+    while start and start in b" \t\r\n\xef\xbb\xbf":
+        start = stream.read(1)
+    if start == b"[":
+        yield from array_rows(stream, file, MOST_ROW_BYTES)
+        return
+    for _, line in bounded_lines(stream, start):
+        yield None if line is None else line.rstrip(b"\r\n")
 
 
-def _array_rows(stream: IO[bytes], file: Path) -> Iterator[bytes]:
-    decoder = json.JSONDecoder()
-    text = _Text(stream)
+def bounded_lines(stream: IO[bytes], start: bytes = b"") -> Iterator[tuple[int, bytes | None]]:
+    """Yield the size of every line, `start` in front of the first, and the line or None.
+
+    None: it is above `MOST_ROW_BYTES` and was passed over.
+    """
     while True:
-        text.skip(" \t\r\n,")
-        if text.starts_with("]"):
+        line = start + stream.readline(MOST_ROW_BYTES)
+        start = b""
+        if not line:
             return
-        found = text.value(decoder)
-        if found is None:
-            raise RunFileError(f"{file}: the JSON array is damaged or cut after {text.read} bytes")
-        yield json.dumps(found[0]).encode()
+        if len(line) < MOST_ROW_BYTES or line.endswith(b"\n"):
+            yield len(line), line
+        else:
+            yield len(line) + _pass_over(stream), None
 
 
-class _Text:
-    """A window of decoded text that moves over a stream."""
-
-    def __init__(self, stream: IO[bytes]) -> None:
-        self._stream = stream
-        self._buffer = ""
-        self._tail = b""
-        self.read = 0
-
-    def _more(self) -> bool:
-        chunk = self._stream.read(max(_CHUNK_BYTES, len(self._buffer)))
-        if not chunk:
-            return False
-        self.read += len(chunk)
-        whole = self._tail + chunk
-        cut = _last_start(whole)
-        self._buffer += whole[:cut].decode("utf-8", errors="replace")
-        self._tail = whole[cut:]
-        return True
-
-    def skip(self, characters: str) -> None:
-        while True:
-            self._buffer = self._buffer.lstrip(characters)
-            if self._buffer or not self._more():
-                return
-
-    def starts_with(self, character: str) -> bool:
-        return self._buffer.startswith(character)
-
-    def value(self, decoder: json.JSONDecoder) -> tuple[object] | None:
-        while True:
-            try:
-                found, end = decoder.raw_decode(self._buffer)
-            except ValueError:
-                if not self._more():
-                    return None
-                continue
-            if end == len(self._buffer) and self._more():
-                continue
-            self._buffer = self._buffer[end:]
-            return (found,)
-
-
-def _last_start(data: bytes) -> int:
-    """Return where the last, possibly cut, UTF-8 character begins."""
-    for back in range(1, min(4, len(data)) + 1):
-        if data[-back] & 0xC0 != 0x80:
-            return len(data) - back if data[-back] >= 0xC0 else len(data)
-    return len(data)
+def _pass_over(stream: IO[bytes]) -> int:
+    """Read to the end of the line; return its bytes."""
+    passed = 0
+    while True:
+        more = stream.readline(1 << 20)
+        passed += len(more)
+        if not more or more.endswith(b"\n"):
+            return passed

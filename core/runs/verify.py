@@ -4,6 +4,7 @@ Only reads; it works on a run that goes on, too. Whether a record is an answer i
 """
 
 import hashlib
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -114,36 +115,28 @@ def verify(spec: RunSpec) -> VerifyReport:
 
 
 def _verify(folder: Path, spec: RunSpec) -> VerifyReport:
-    skipped = read_skipped(folder)
     indexes = index_run(spec, ModelFacts(), None, is_checked=False)
     found = (read_object(folder / MANIFEST) or {}).get("vocabulary")
     notes = ScanNotes()
-    check = _Check(indexes, skipped, found if isinstance(found, int) else None)
+    check = _Check(indexes, read_skipped(folder), found if isinstance(found, int) else None)
     for line in read_stream(folder, RESPONSES, WholeResponse, notes, keeps_tail=True):
         check.add(line.head, f"{line.file.name} at byte {line.offset}")
-    own = set(check.seen)
-    rows = {index.spec.name: (n, index.rows) for n, index in enumerate(indexes)}
-    others = {
-        (indexes[n].spec.name, indexes[n].id_of(row))
-        for n, row in read_done_from(spec.done_from, rows).done
-    }
-    elsewhere = (others & check.expected) - own
-    done = own | elsewhere
-    failed = _failed(folder, notes) & check.expected - done
-    missing = sorted(check.expected - done - failed)
+    elsewhere = check.add_elsewhere(spec)
+    check.add_failed(folder, notes)
     for _ in read_stream(folder, PARTIALS, PartialHead, notes, keeps_tail=True):
         pass
+    missing = sorted(check.keys(_MISSING))
     return VerifyReport(
         output=spec.output,
-        total=len(check.expected),
-        done=len(done),
-        elsewhere=len(elsewhere),
-        failed=len(failed),
-        skipped=check.skipped + sum(len(index.skipped) for index in indexes),
+        total=check.total,
+        done=check.count(_DONE),
+        elsewhere=elsewhere,
+        failed=check.count(_FAILED),
+        skipped=check.count(_SKIPPED) + sum(len(index.skipped) for index in indexes),
         missing=tuple(missing[:_SHOWN]),
         missing_count=len(missing),
-        duplicates=tuple(check.twice[:_SHOWN]),
-        duplicate_count=len(check.twice),
+        duplicates=tuple(check.twice),
+        duplicate_count=check.twice_count,
         unknown_count=check.unknown,
         damages=tuple(notes.damages[:_SHOWN]),
         damage_count=len(notes.damages),
@@ -151,30 +144,22 @@ def _verify(folder: Path, spec: RunSpec) -> VerifyReport:
         bad_records=tuple(check.bad),
         finish=check.finish,
         tokens=check.tokens,
-        set_sha256=_set_hash(done),
+        set_sha256=_set_hash(check.keys(_DONE)),
     )
 
 
-def _failed(folder: Path, notes: ScanNotes) -> set[Key]:
-    failed: set[Key] = set()
-    for line in read_stream(folder, ERRORS, ErrorHead, notes, keeps_tail=True):
-        key = (line.head.partition, line.head.id)
-        if line.head.is_final:
-            failed.add(key)
-        else:
-            failed.discard(key)
-    return failed
-
-
-def _set_hash(keys: set[Key]) -> str:
+def _set_hash(keys: Iterable[Key]) -> str:
     digest = hashlib.sha256()
     for partition, name in sorted(keys):
         digest.update(f"{partition}\0{name}\n".encode())
     return digest.hexdigest()
 
 
+_MISSING, _DONE, _FAILED, _SKIPPED = range(4)
+
+
 class _Check:
-    """Counts accepted answers one by one."""
+    """Counts accepted answers one by one; of each row only where it stands is kept."""
 
     def __init__(
         self,
@@ -182,30 +167,69 @@ class _Check:
         skipped: set[tuple[str, int]],
         vocabulary: int | None,
     ) -> None:
-        self.vocabulary = vocabulary
-        self.expected: set[Key] = set()
-        for index in indexes:
-            for name, row in index.rows.items():
-                place = (str(index.shown[index.file_of[row]]), index.lines[row])
-                if place not in skipped:
-                    self.expected.add((index.spec.name, name))
-        self.skipped = sum(len(index) for index in indexes) - len(self.expected)
-        self.seen: set[Key] = set()
+        self._indexes, self._vocabulary = indexes, vocabulary
+        self._numbers = {index.spec.name: n for n, index in enumerate(indexes)}
+        self._states = [bytearray(len(index)) for index in indexes]
+        for n, index in enumerate(indexes):
+            for row in range(len(index) if skipped else 0):
+                if index.place_of(row) in skipped:
+                    self._states[n][row] = _SKIPPED
+        self.total = self.count(_MISSING)
         self.twice: list[Key] = []
-        self.unknown = self.tokens = 0
+        """The first of them."""
+        self.twice_count = self.unknown = self.tokens = 0
         self.bad: list[str] = []
         self.finish: dict[str, int] = {}
 
+    def count(self, state: int) -> int:
+        return sum(states.count(state) for states in self._states)
+
+    def keys(self, state: int) -> Iterator[Key]:
+        for index, states in zip(self._indexes, self._states, strict=True):
+            for row, found in enumerate(states):
+                if found == state:
+                    yield index.spec.name, index.id_of(row)
+
+    def _place(self, partition: str, name: str) -> tuple[int, int] | None:
+        number = self._numbers.get(partition)
+        row = None if number is None else self._indexes[number].rows.get(name)
+        return None if number is None or row is None else (number, row)
+
     def add(self, record: WholeResponse, where: str) -> None:
-        key = (record.partition, record.id)
-        if key not in self.expected:
+        place = self._place(record.partition, record.id)
+        if place is None or self._states[place[0]][place[1]] == _SKIPPED:
             self.unknown += 1
-        elif key in self.seen:
-            self.twice.append(key)
+        elif self._states[place[0]][place[1]] == _DONE:
+            self.twice_count += 1
+            if len(self.twice) < _SHOWN:
+                self.twice.append((record.partition, record.id))
         else:
-            self.seen.add(key)
+            self._states[place[0]][place[1]] = _DONE
             self.tokens += len(record.output_ids)
         reason = str(record.finish_reason.get("type"))
         self.finish[reason] = self.finish.get(reason, 0) + 1
-        if (problem := why_not_accepted(record, self.vocabulary)) and len(self.bad) < _SHOWN:
+        if (problem := why_not_accepted(record, self._vocabulary)) and len(self.bad) < _SHOWN:
             self.bad.append(f"{where}: {record.partition} {record.id}: {problem}")
+
+    def add_elsewhere(self, spec: RunSpec) -> int:
+        """Take what `done_from` files answer; return how many rows only they do."""
+        rows = {index.spec.name: (n, index.rows) for n, index in enumerate(self._indexes)}
+        before = self.count(_DONE)
+        for number, row in read_done_from(spec.done_from, rows).done:
+            if self._states[number][row] == _MISSING:
+                self._states[number][row] = _DONE
+        return self.count(_DONE) - before
+
+    def add_failed(self, folder: Path, notes: ScanNotes) -> None:
+        """Take the rows that failed for good, and the turns that could only follow them."""
+        failed: set[tuple[int, int]] = set()
+        for line in read_stream(folder, ERRORS, ErrorHead, notes, keeps_tail=True):
+            place = self._place(line.head.partition, line.head.id)
+            if place is not None and line.head.is_final:
+                failed.add(place)
+            elif place is not None:
+                failed.discard(place)
+        for number, row in failed:
+            for each in (row, *self._indexes[number].later(row)):
+                if self._states[number][each] == _MISSING:
+                    self._states[number][each] = _FAILED

@@ -1,44 +1,41 @@
 """Turns what a run has counted into the `Run` that frontends show."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvctl.core.domain.ceiling import fit, held_tokens
+from kvctl.core.domain.eta import Estimate, Part, estimate, own_work, why_not_known
 from kvctl.core.domain.figures import Figure, unknown
-from kvctl.core.domain.progress import (
-    ROUGH_BELOW,
-    Rate,
-    Work,
-    expected_length,
-    remaining_s,
-)
+from kvctl.core.domain.pace import Pace, PaceTrack
+from kvctl.core.domain.progress import ROUGH_BELOW, Rate, Work, expected_length
 from kvctl.core.domain.run import Partition, PartitionState, Run, RunState
 from kvctl.core.domain.runfile import RunSpec
 from kvctl.core.runs.counters import PartitionCounters
-from kvctl.core.runs.journal import Journal
 from kvctl.core.runs.opened import OpenedRun
-from kvctl.core.runs.slots import Flight, ServerSlots
+from kvctl.core.runs.pump import Pump
+from kvctl.core.runs.remaining import in_order, parts_left, tokens_made, with_paces
+from kvctl.core.runs.slots import ServerSlots
+
+_DRAIN_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
     """What the driver knows beside the counters."""
 
-    state: RunState
-    state_since: float
-    reason: str
-    is_auto: bool
+    manual: int | None
+    """The operator's number of slots; None is AUTO."""
     auto_target: int | None
     started_at: float
     """Monotonic seconds when this session began to send."""
-    generation_tokens_per_s: float | None
-    """Of all the run's servers; None: estimated from what was completed."""
+    track: PaceTrack
+    """Of all the run's servers; empty: estimated from what was completed."""
     pool_tokens: int | None
     held: tuple[float, float] | None
     """Tokens in the pools and the running requests that hold them; None: not known."""
-    disk_free_bytes: int | None
     now: float
-    wall: float
+    """Monotonic seconds."""
 
 
 def unopened(spec: RunSpec, state: RunState, since: float) -> Run:
@@ -58,15 +55,19 @@ def unopened(spec: RunSpec, state: RunState, since: float) -> Run:
     )
 
 
-def view_run(
-    opened: OpenedRun, journal: Journal, servers: list[ServerSlots], standing: Standing
-) -> Run:
+def view_run(pump: Pump, standing: Standing) -> Run:
     """Return the run as it stands."""
+    opened, servers, gate = pump.opened, pump.servers, pump.gate
+    wall, state = pump.clock.wall(), gate.state
     flights = [flight for slots in servers for flight in slots.flights.values()]
-    works = [_work(opened, n, flights, standing) for n in range(len(opened.indexes))]
-    rate = _rate(opened, works, standing)
-    partitions = tuple(_partition(opened, n, work, rate, standing) for n, work in enumerate(works))
-    left = remaining_s(works, rate)
+    made = tokens_made(opened, flights, standing.held, standing.now)
+    parts = parts_left(opened, flights, made)
+    works = [_work(opened, n, part) for n, part in enumerate(parts)]
+    left = _left(opened, parts, works, standing, state)
+    whole = left.whole
+    partitions = tuple(
+        _partition(opened, n, work, left.parts[n], standing) for n, work in enumerate(works)
+    )
     held = _held(opened, works)
     spec = opened.spec
     pending = opened.schedule.partials
@@ -75,16 +76,15 @@ def view_run(
         name=spec.name,
         path=spec.path,
         output=spec.output,
-        state=standing.state,
-        state_since=standing.state_since,
-        reason=standing.reason,
-        is_auto=standing.is_auto,
+        state=state,
+        state_since=gate.since,
+        reason=gate.reason or "; ".join(slots.note for slots in servers if slots.note),
+        is_auto=standing.manual is None,
         target=sum(slots.target for slots in servers),
+        is_held=_is_held(servers, state),
         auto_target=standing.auto_target,
         in_flight=opened.counters.in_flight,
-        in_flight_tokens=sum(
-            _tokens_in_flight(opened, n, flights, standing) for n in range(len(works))
-        ),
+        in_flight_tokens=sum(made.values()),
         policy=spec.policy,
         pause_above=spec.pause_above,
         resume_below=spec.resume_below,
@@ -98,10 +98,14 @@ def view_run(
         partials=len(pending),
         partial_tokens=sum(job.partial.tokens for job in pending if job.partial),
         duplicates=opened.counters.duplicates,
-        journal_at=journal.last_durable_at,
-        disk_free_bytes=standing.disk_free_bytes,
-        remaining_s=left,
-        done_wall=None if left is None else standing.wall + left,
+        unwritten=sum(p.writing for p in opened.counters.partitions),
+        journal_at=pump.journal.last_durable_at,
+        disk_free_bytes=pump.disk_free_bytes,
+        remaining_s=whole.middle_s if whole else None,
+        remaining_low_s=whole.low_s if whole else None,
+        remaining_high_s=whole.high_s if whole else None,
+        remaining_reason=left.reason,
+        done_wall=wall + whole.middle_s if whole else None,
         effective_tokens_per_s=_figure(completed, standing.now),
         effective_window_s=completed.window_s or None,
         completed_in_window=completed.answers,
@@ -113,7 +117,7 @@ def view_run(
 
 
 def _partition(
-    opened: OpenedRun, number: int, work: Work, rate: float | None, standing: Standing
+    opened: OpenedRun, number: int, work: Work, left: Estimate | None, standing: Standing
 ) -> Partition:
     counters = opened.counters.partitions[number]
     lengths = counters.lengths
@@ -134,11 +138,14 @@ def _partition(
         effective_tokens_per_s=_figure(
             counters.window.rate(standing.now, standing.started_at), standing.now
         ),
-        remaining_s=remaining_s([work], rate),
+        remaining_s=left.middle_s if left else None,
         is_estimate_rough=lengths.count < ROUGH_BELOW,
         weight=opened.schedule.lanes[number].weight,
         max_new_tokens=opened.indexes[number].spec.max_new_tokens,
         done_wall=counters.last_wall if state is PartitionState.DONE else None,
+        held_tokens=_held_of(counters, work),
+        prompt_tokens=lengths.prompt_mean if lengths.prompt_count else None,
+        left_tokens=work.tokens_left,
     )
 
 
@@ -149,46 +156,62 @@ def _state(opened: OpenedRun, number: int, counters: PartitionCounters) -> Parti
     return opened.schedule.state_of(number, in_flight=busy, done=counters.done)
 
 
-def _work(opened: OpenedRun, number: int, flights: list[Flight], standing: Standing) -> Work:
+def _is_held(servers: Sequence[ServerSlots], state: RunState) -> bool:
+    """Whether nothing new may be sent to any server."""
+    if state is RunState.FINISHED:
+        return False
+    return state is not RunState.RUNNING or all(slots.is_held for slots in servers)
+
+
+def _work(opened: OpenedRun, number: int, part: Part) -> Work:
     counters = opened.counters.partitions[number]
     limit = opened.indexes[number].spec.max_new_tokens
-    made = _tokens_in_flight(opened, number, flights, standing)
-    partials = sum(
-        job.partial.tokens
-        for job in opened.schedule.partials
-        if job.partial is not None and job.partition == number
-    )
-    length = expected_length(counters.lengths, made + partials, limit)
-    left = max(0, counters.total - counters.done - counters.failed)
-    return Work(left, length, made + partials)
+    made = sum(part.begun)
+    length = expected_length(counters.lengths, made, limit)
+    return Work(max(0, counters.total - counters.done - counters.failed), length, made)
 
 
-def _tokens_in_flight(
-    opened: OpenedRun, number: int, flights: list[Flight], standing: Standing
-) -> float:
-    """Return what a partition's answers in flight have made: by the pools, else by time."""
-    own = [f for f in flights if f.job.partition == number and f.is_sent]
-    if standing.held is not None and own:
-        used, running = standing.held
-        share = len(own) / max(1, len(flights))
-        prompts = running * opened.counters.partitions[number].lengths.prompt_mean
-        return max(0.0, used - prompts) * share
-    speed = opened.counters.speed or 0.0
-    limit = opened.indexes[number].spec.max_new_tokens
-    made = [f.kept_tokens + speed * (standing.now - f.started_at) for f in own]
-    return sum(min(m, float(limit)) if limit is not None else m for m in made)
+@dataclass(frozen=True, slots=True)
+class _Left:
+    """When the run and each partition are done; None while that is not known."""
+
+    whole: Estimate | None
+    parts: tuple[Estimate | None, ...]
+    reason: str = ""
+    """Why the whole is not known."""
 
 
-def _rate(opened: OpenedRun, works: list[Work], standing: Standing) -> float | None:
-    """Return generated tok/s: the servers' own figure, else completed and in flight over time."""
-    if standing.generation_tokens_per_s:
-        return standing.generation_tokens_per_s
+def _left(
+    opened: OpenedRun,
+    parts: list[Part],
+    works: list[Work],
+    standing: Standing,
+    state: RunState,
+) -> _Left:
+    if state not in (RunState.RUNNING, RunState.FINISHED):
+        return _Left(None, (None,) * len(parts), "nothing is sent now")
+    # With nothing left to send fewer and fewer run: only the pace of now says how fast.
+    last_s = math.inf if any(part.unsent for part in parts) else _DRAIN_S
+    pace = standing.track.pace(last_s) or _pace(opened, works, standing)
+    most = math.inf if standing.manual is None else float(standing.manual)
+    paced = with_paces(opened, parts, pace, standing.pool_tokens, most)
+    whole = estimate(in_order(opened, paced), pace)
+    names = [counters.name for counters in opened.counters.partitions]
+    reason = "" if whole else why_not_known(dict(zip(names, paced, strict=True)), pace)
+    return _Left(whole, tuple(own_work(part, pace) for part in paced), reason)
+
+
+def _pace(opened: OpenedRun, works: list[Work], standing: Standing) -> Pace | None:
+    """Return the pace by what was completed, and is in flight while the run is young."""
     rate = opened.counters.window.rate(standing.now, standing.started_at)
     if rate.tokens_per_s is None:
         return None
     is_young = standing.now - standing.started_at < opened.counters.window.longest_s
     extra = sum(w.tokens_made for w in works) / rate.window_s if is_young else 0.0
-    return rate.tokens_per_s + extra
+    spread = 1.0 / math.sqrt(rate.answers)
+    # Little's law: requests at once are those that end in a second times how long each takes.
+    at_once = rate.answers / rate.window_s * (opened.counters.mean_answer_s or 0.0)
+    return Pace(rate.tokens_per_s + extra, max(1.0, at_once), spread)
 
 
 def _held(opened: OpenedRun, works: Sequence[Work]) -> float | None:

@@ -10,6 +10,7 @@ from kvctl.core.domain.errors import ConfigError
 from kvctl.core.domain.health import STALL_AFTER_S
 from kvctl.core.domain.presets import dashed
 from kvctl.core.domain.rules import Rule
+from kvctl.core.servers.limits import CrashRestart, StageLimits, read_crash, read_limits
 
 _RULE_KEYS = {"flag", "deny", "reason"}
 _LEAST_STALL_S = 5.0
@@ -27,6 +28,10 @@ class Config:
     """The rest of `[panel]`, for the panel to check."""
     stall_after_s: float = STALL_AFTER_S
     """`[watch] stall_after_s`: seconds without a token while requests run or wait."""
+    limits: StageLimits = field(default_factory=StageLimits)
+    crash: CrashRestart = field(default_factory=CrashRestart)
+    preset_folders: tuple[Path, ...] = ()
+    """`[presets] folders`: looked in after the operator's own folder, before the shipped one."""
 
 
 def read_config(path: Path) -> Config:
@@ -50,9 +55,10 @@ def read_config(path: Path) -> Config:
 
 def _config(path: Path, document: Mapping[str, Any]) -> Config:
     for key in document:
-        if key not in ("rule", "panel", "watch"):
+        if key not in ("rule", "panel", "watch", "presets", "limits", "crash"):
             raise ConfigError(
-                f"{path}: unknown key '{key}'; there are [[rule]], [panel] and [watch]"
+                f"{path}: unknown key '{key}'; there are [[rule]], [panel], [watch], [presets], "
+                "[limits] and [crash]"
             )
     rules = document.get("rule", [])
     if not isinstance(rules, list):
@@ -68,7 +74,22 @@ def _config(path: Path, document: Mapping[str, Any]) -> Config:
         keys=keys,
         panel={name: value for name, value in panel.items() if name != "keys"},
         stall_after_s=_stall_after_s(path, document.get("watch", {})),
+        limits=read_limits(path, document.get("limits", {})),
+        crash=read_crash(path, document.get("crash", {})),
+        preset_folders=_preset_folders(path, document.get("presets", {})),
     )
+
+
+def _preset_folders(path: Path, presets: object) -> tuple[Path, ...]:
+    """Return the folders, relative ones taken from where config.toml lies."""
+    if not isinstance(presets, dict):
+        raise ConfigError(f"{path}: presets must be a table: [presets]")
+    if unknown := sorted(set(presets) - {"folders"}):
+        raise ConfigError(f"{path}: [presets] unknown key '{unknown[0]}'; there is folders")
+    folders = presets.get("folders", [])
+    if not (isinstance(folders, list) and all(isinstance(f, str) and f for f in folders)):
+        raise ConfigError(f'{path}: [presets] folders must be a list of folders: ["/etc/kvctl"]')
+    return tuple(path.parent / Path(folder).expanduser() for folder in folders)
 
 
 def _stall_after_s(path: Path, watch: object) -> float:

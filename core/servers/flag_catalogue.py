@@ -7,7 +7,7 @@ not run it); then the files are parsed. Three layouts are known:
 - 0.5.14 to 0.5.19: the same annotations in class `ServerArgs` of `srt/server_args.py`;
 - up to 0.5.13: `add_argument` calls in `srt/server_args.py` (some remain in all later versions).
 
-Where the source cannot be read the answer is None: flags are then not checked, and that is said.
+Where the source cannot be read the answer is None; `flag_asking` then asks the SGLang itself.
 """
 
 import ast
@@ -124,28 +124,11 @@ def _fields(node: ast.ClassDef, constants: Constants) -> Iterator[FlagSpec]:
             yield from read_field(statement, constants)
 
 
-@dataclass(slots=True)
-class CatalogueCache:
-    """The catalogue of each (folder, version) read so far in this process."""
-
-    _read: dict[tuple[Path, str], FlagCatalogue | None]
-
-    def __init__(self) -> None:
-        """Begin empty."""
-        self._read = {}
-
-    def of(self, installed: Installed) -> FlagCatalogue | None:
-        """Return the catalogue, reading it the first time (half a second)."""
-        key = (installed.folder, installed.version)
-        if key not in self._read:
-            self._read[key] = read_catalogue(installed)
-        return self._read[key]
-
-
 def to_document(catalogue: FlagCatalogue) -> dict[str, Any]:
-    """Return a catalogue as a JSON document of facts."""
+    """Return a catalogue as a JSON document of facts: everything but the words of the help."""
     flags = [_flag_document(flag) for flag in sorted(catalogue.flags, key=lambda f: f.name)]
-    return {"version": catalogue.version, "flags": flags}
+    document: dict[str, Any] = {"version": catalogue.version, "flags": flags}
+    return document | ({"is_from_help": True} if catalogue.is_from_help else {})
 
 
 def _flag_document(flag: FlagSpec) -> dict[str, Any]:
@@ -160,7 +143,8 @@ def _flag_document(flag: FlagSpec) -> dict[str, Any]:
 
 def from_document(document: Mapping[str, Any]) -> FlagCatalogue:
     """Return the catalogue of a JSON document that `to_document` made."""
-    return FlagCatalogue(str(document["version"]), tuple(map(_flag_of, document["flags"])))
+    flags = tuple(map(_flag_of, document["flags"]))
+    return FlagCatalogue(str(document["version"]), flags, bool(document.get("is_from_help")))
 
 
 def _flag_of(facts: Mapping[str, Any]) -> FlagSpec:

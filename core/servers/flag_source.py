@@ -26,22 +26,27 @@ _LISTS = ("List", "list", "Sequence", "tuple", "Tuple")
 
 @dataclass(frozen=True, slots=True)
 class Constants:
-    """Named lists of choices that the source defines at module level."""
+    """What the source defines at module level: lists of choices, and actions that refuse."""
 
     named: Mapping[str, tuple[str, ...]]
+    refusing: frozenset[str] = frozenset()
+    """Actions whose first deed is to raise: SGLang ends at a flag that has one."""
 
     @classmethod
     def of(cls, modules: Sequence[ast.Module]) -> "Constants":
         """Collect them from modules, in order; a later one may use an earlier one."""
         named: dict[str, tuple[str, ...]] = {}
+        refusing: set[str] = set()
         for tree in modules:
             for statement in tree.body:
-                if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
+                if isinstance(statement, ast.ClassDef) and _raises_at_once(statement):
+                    refusing.add(statement.name)
+                elif isinstance(statement, ast.Assign) and len(statement.targets) == 1:
                     target = statement.targets[0]
                     values = cls(named).values(statement.value)
                     if isinstance(target, ast.Name) and values is not None:
                         named[target.id] = values
-        return cls(named)
+        return cls(named, frozenset(refusing))
 
     def values(self, node: ast.expr | None) -> tuple[str, ...] | None:
         """Return the texts of a list expression, None where only running it could tell."""
@@ -70,6 +75,12 @@ class Constants:
             else:
                 return None
         return tuple(texts)
+
+
+def _raises_at_once(node: ast.ClassDef) -> bool:
+    """Whether an action does nothing but raise: DeprecatedAction up to 0.5.6."""
+    calls = (f for f in node.body if isinstance(f, ast.FunctionDef) and f.name == "__call__")
+    return any(isinstance(call.body[0], ast.Raise) for call in calls)
 
 
 def read_field(node: ast.AnnAssign, constants: Constants) -> Iterator[FlagSpec]:
@@ -117,7 +128,7 @@ def _argument_notes(notes: Sequence[ast.expr]) -> dict[str, ast.expr] | None:
         if isinstance(note, ast.Call) and _dotted(note.func) == "Arg":
             return {word.arg: word.value for word in note.keywords if word.arg}
         if isinstance(note, ast.Constant | ast.JoinedStr | ast.BinOp):
-            return {}
+            return {"help": note}
     return None
 
 
@@ -144,6 +155,10 @@ def _single(node: ast.expr) -> tuple[str, ...]:
 def _with_keywords(
     spec: FlagSpec, keywords: Mapping[str, ast.expr], constants: Constants
 ) -> Iterator[FlagSpec]:
+    extra = keywords.get("action_kwargs")
+    if isinstance(extra, ast.Dict):
+        given = {_text(key): value for key, value in zip(extra.keys, extra.values, strict=True)}
+        keywords = {**keywords, **{name: value for name, value in given.items() if name}}
     parser = _dotted(keywords.get("type_parser"))
     if parser:
         # A parser takes the value as one text, whatever the annotation says.
@@ -156,16 +171,16 @@ def _with_keywords(
     nargs = _text(keywords.get("nargs"))
     if nargs:
         spec = replace(spec, takes_many=nargs in "+*", may_be_bare=nargs in "?*")
-    yield from _with_action(spec, keywords)
+    if words := _text(keywords.get("help")):
+        spec = replace(spec, help=" ".join(words.split()))
+    action = _text(keywords.get("action")) or _dotted(keywords.get("action")).rpartition(".")[2]
+    for flag in _with_action(spec, action, keywords):
+        yield replace(flag, is_removed=True) if action in constants.refusing else flag
 
 
-def _with_action(spec: FlagSpec, keywords: Mapping[str, ast.expr]) -> Iterator[FlagSpec]:
-    node = keywords.get("action")
-    action = _text(node) or _dotted(node).rpartition(".")[2]
-    extra = keywords.get("action_kwargs")
-    if isinstance(extra, ast.Dict):
-        given = {_text(key): value for key, value in zip(extra.keys, extra.values, strict=True)}
-        keywords = {**keywords, **{name: value for name, value in given.items() if name}}
+def _with_action(
+    spec: FlagSpec, action: str, keywords: Mapping[str, ast.expr]
+) -> Iterator[FlagSpec]:
     if action in _SWITCH_ACTIONS:
         spec = replace(spec, kind=FlagKind.SWITCH)
     elif action == "BooleanOptionalAction":

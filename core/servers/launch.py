@@ -13,6 +13,8 @@ from kvctl.core.domain.gpus import ProcessIdentity
 from kvctl.core.domain.launch_plan import LaunchPlan
 
 _POLL_S = 0.1
+_LEAST_FREE_BYTES = 64 << 10
+"""A disk with less than a few lines of room is full for a log."""
 
 
 class LaunchFailed(KvctlError):
@@ -140,6 +142,16 @@ class Launcher:
                 # Popen would warn about a child that is left running, which is the purpose here.
                 child.returncode = 0
         self._children.clear()
+
+
+def log_trouble(path: str) -> str | None:
+    """Return why nothing more can be written to a log, None where it can or cannot be seen."""
+    try:
+        state = os.statvfs(path)
+    except OSError:
+        return None
+    free = state.f_bavail * state.f_frsize
+    return f"the disk of its log is full: {path}" if free < _LEAST_FREE_BYTES else None
 
 
 def start_ticks(pid: int, proc: Path = Path("/proc")) -> int | None:

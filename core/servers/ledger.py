@@ -1,62 +1,32 @@
 """The ledger of launches: append-only JSON lines in the state folder, folded when read.
 
-A launch is three lines at most: begun, ready, ended. A torn last line (a crash while it was
-written) is skipped. Secrets never get here: only what a `LaunchPlan` may show.
+A launch is a few lines: begun, predicted, ready, measured, its operating points, ended. A torn
+last line (a crash while it was written) is skipped. When the file has grown it is rewritten with
+one line a launch, the newest ones. Secrets never get here: only what a `LaunchPlan` may show.
 """
 
 import json
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from kvctl.core.domain.errors import KvctlError
+from kvctl.core.domain.launches import LaunchRecord as LaunchRecord
+from kvctl.core.domain.launches import fold_line
+from kvctl.core.domain.operating_point import OperatingPoint
+from kvctl.core.domain.prediction import Interval
 
 
 class LedgerUnwritable(KvctlError):
     """The ledger cannot be written; the launch itself is not affected."""
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchRecord:
-    """One launch with everything the ledger knows of it."""
-
-    id: str
-    """Unique, e.g. the log's name without its suffix."""
-    preset: str
-    wall: float
-    """UTC seconds of the start."""
-    argv: tuple[str, ...]
-    """With secrets hidden."""
-    env: tuple[tuple[str, str], ...] = ()
-    """What was added to the environment, secrets hidden."""
-    url: str = ""
-    log_path: str = ""
-    pid: int | None = None
-    start_ticks: int | None = None
-    version: str | None = None
-    """SGLang's, None if unknown."""
-    ready_after_s: float | None = None
-    """None: never ready (or not yet)."""
-    pool_tokens: int | None = None
-    """max_total_num_tokens as the server said; None if never ready."""
-    free_gpu_memory_gb: float | None = None
-    """Per GPU after graph capture, as the start-up line says; None if it did not."""
-    ended_wall: float | None = None
-    exit_code: int | None = None
-    """None while it runs, or for a process that was not our child."""
-    cause: str | None = None
-    """How it ended: "stopped", "restarted", or the first cause of a failure."""
-
-    @property
-    def was_ready(self) -> bool:
-        """Whether it ever served."""
-        return self.ready_after_s is not None
-
-
-_READY_KEYS = ("ready_after_s", "pool_tokens", "free_gpu_memory_gb", "version")
-_END_KEYS = ("ended_wall", "exit_code", "cause")
+KEPT = 200
+"""Launches that the ledger keeps."""
+REWRITE_BYTES = 1 << 20
+"""From this size on the file is rewritten when it has doubled since the last time."""
 
 
 class Ledger:
@@ -65,11 +35,13 @@ class Ledger:
     def __init__(self, path: Path) -> None:
         """Use this file; it appears with the first launch."""
         self.path = path
+        self._seen: tuple[int, int, int] | None = None
+        self._records: tuple[LaunchRecord, ...] = ()
+        self._rewritten = 0
 
     def begin(self, record: LaunchRecord) -> None:
         """Write that a launch has begun. Raises LedgerUnwritable."""
-        facts = {name: getattr(record, name) for name in LaunchRecord.__dataclass_fields__}
-        self._append("begun", {k: v for k, v in facts.items() if v is not None})
+        self._append("begun", _facts(record))
 
     def ready(
         self,
@@ -80,20 +52,53 @@ class Ledger:
         version: str | None = None,
     ) -> None:
         """Write that a launch serves, and with what pool. Raises LedgerUnwritable."""
-        values = (ready_after_s, pool_tokens, free_gpu_memory_gb, version)
-        self._append("ready", {"id": id, **dict(zip(_READY_KEYS, values, strict=True))})
+        facts = {
+            "ready_after_s": ready_after_s,
+            "pool_tokens": pool_tokens,
+            "free_gpu_memory_gb": free_gpu_memory_gb,
+            "version": version,
+        }
+        self._append("ready", {"id": id, **facts})
+
+    def predicted(self, id: str, pool: Interval, by: str | None) -> None:
+        """Write what pool was expected before a launch told its own. Raises LedgerUnwritable."""
+        bounds = (pool.low, pool.expected, pool.high)
+        self._append("predicted", {"id": id, "predicted": bounds, "predicted_by": by})
+
+    def measured(self, id: str, facts: Mapping[str, Any]) -> None:
+        """Write what a launch that serves told of itself (fields of `LaunchRecord`).
+
+        Raises:
+            LedgerUnwritable: It cannot be written.
+        """
+        self._append("measured", {"id": id, **facts})
+
+    def point(self, id: str, point: OperatingPoint) -> None:
+        """Write a window of a launch, or its later state. Raises LedgerUnwritable."""
+        self._append("point", {"id": id, "point": asdict(point)})
+        self._rewrite_if_large()
 
     def ended(self, id: str, wall: float, exit_code: int | None, cause: str) -> None:
         """Write how and when a launch ended. Raises LedgerUnwritable."""
-        values = (wall, exit_code, cause)
-        self._append("ended", {"id": id, **dict(zip(_END_KEYS, values, strict=True))})
+        facts = {"ended_wall": wall, "exit_code": exit_code, "cause": cause}
+        self._append("ended", {"id": id, **facts})
+        self._rewrite_if_large()
 
     def records(self) -> tuple[LaunchRecord, ...]:
         """Return every launch, oldest first; empty where there is no ledger yet."""
-        launches: dict[str, LaunchRecord] = {}
-        for line in self._lines():
-            _fold(launches, line)
-        return tuple(launches.values())
+        seen = self._stamp()
+        if seen is None:
+            return ()
+        if seen != self._seen:
+            launches: dict[str, LaunchRecord] = {}
+            for line in self._lines():
+                fold_line(launches, line)
+            self._seen, self._records = seen, tuple(launches.values())
+        return self._records
+
+    def record_of(self, id: str) -> LaunchRecord | None:
+        """Return one launch, None if the ledger does not have it."""
+        return next((record for record in self.records() if record.id == id), None)
 
     def last_good(self, but_not: str | None = None) -> LaunchRecord | None:
         """Return the latest launch that served (of another preset than `but_not`), or None."""
@@ -112,7 +117,7 @@ class Ledger:
         return tuple(r.ready_after_s for r in own if r.ready_after_s is not None)
 
     def _append(self, event: str, facts: Mapping[str, Any]) -> None:
-        line = json.dumps({"event": event, **facts}, ensure_ascii=False) + "\n"
+        line = _line(event, facts)
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
@@ -124,6 +129,33 @@ class Ledger:
         except OSError as failed:
             problem = f"the ledger {self.path} cannot be written: {failed.strerror}"
             raise LedgerUnwritable(problem) from failed
+
+    def _stamp(self) -> tuple[int, int, int] | None:
+        """Return what changes with every write; None where there is no file."""
+        try:
+            found = self.path.stat()
+        except OSError:
+            return None
+        return found.st_ino, found.st_size, found.st_mtime_ns
+
+    def _rewrite_if_large(self) -> None:
+        """Write the newest launches as one line each, once the file has grown enough."""
+        seen = self._stamp()
+        if seen is None or seen[1] < max(REWRITE_BYTES, 2 * self._rewritten):
+            return
+        kept = self.records()[-KEPT:]
+        text = "".join(_line("begun", _facts(record)) for record in kept)
+        temporary = self.path.with_suffix(".tmp")
+        try:
+            file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            with os.fdopen(file, "wb") as stream:
+                stream.write(text.encode())
+                stream.flush()
+                os.fsync(file)
+            os.replace(temporary, self.path)
+        except OSError:
+            return  # it stays long: nothing is lost, the next write tries again
+        self._rewritten = len(text.encode())
 
     def _lines(self) -> Iterator[Mapping[str, Any]]:
         try:
@@ -145,16 +177,14 @@ def _after_torn(file: int) -> bytes:
     return b"\n" if size and os.pread(file, 1, size - 1) != b"\n" else b""
 
 
-def _fold(launches: dict[str, LaunchRecord], facts: Mapping[str, Any]) -> None:
-    id, event = facts.get("id"), facts.get("event")
-    if not isinstance(id, str):
-        return
-    if event == "begun":
-        known = {k: v for k, v in facts.items() if k in LaunchRecord.__dataclass_fields__}
-        known["argv"] = tuple(known.get("argv", ()))
-        known["env"] = tuple((str(n), str(v)) for n, v in known.get("env", ()))
-        if {"preset", "wall"} <= known.keys():
-            launches[id] = LaunchRecord(**known)
-    elif id in launches:
-        keys = {"ready": _READY_KEYS, "ended": _END_KEYS}.get(str(event), ())
-        launches[id] = replace(launches[id], **{k: facts[k] for k in keys if k in facts})
+def _line(event: str, facts: Mapping[str, Any]) -> str:
+    return json.dumps({"event": event, **facts}, ensure_ascii=False) + "\n"
+
+
+def _facts(record: LaunchRecord) -> dict[str, Any]:
+    """Return what is known of a launch, as a line tells it."""
+    facts = {name: getattr(record, name) for name in LaunchRecord.__dataclass_fields__}
+    facts["points"] = [asdict(point) for point in record.points]
+    if (pool := record.predicted) is not None:
+        facts["predicted"] = (pool.low, pool.expected, pool.high)
+    return {name: value for name, value in facts.items() if value not in (None, (), [])}

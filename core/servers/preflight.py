@@ -80,7 +80,7 @@ def _flags(subject: Subject) -> Iterator[PreflightLine]:
         return
     if subject.catalogue is None:
         text = "not checked: the source of the SGLang that will run is not readable from here"
-        yield PreflightLine(Check.WARN, "flags", text)
+        yield PreflightLine(Check.WARN, "flags", subject.facts.flags_problem or text)
         return
     findings = check_flags(subject.plan.settings, subject.catalogue)
     for finding in findings:
@@ -88,7 +88,9 @@ def _flags(subject: Subject) -> Iterator[PreflightLine]:
         yield PreflightLine(ok, "flags", str(finding))
     if not any(finding.severity is Severity.ERROR for finding in findings):
         given = [s for s in subject.plan.settings if s.value is not False]
-        text = f"{len(given)} flags known to {subject.catalogue.version}"
+        version = subject.catalogue.version
+        by = "its --help" if version == "unknown" else version
+        text = f"{len(given)} flags known to {by}"
         yield PreflightLine(Check.OK, "flags", text)
 
 

@@ -8,13 +8,14 @@ import os
 import resource
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvctl.core.domain.gpus import GpuView, ProcessFacts
 from kvctl.core.domain.launch_plan import LaunchPlan
 from kvctl.core.ports import Processes
-from kvctl.core.servers.flag_catalogue import Installed, InterpreterProblem, locate
+from kvctl.core.servers.flag_catalogue import Installed, InterpreterProblem
+from kvctl.core.servers.interpreters import Interpreters
 from kvctl.core.servers.preflight_types import Facts, ModelFacts, PortFacts, Replaced
 
 _WEIGHTS = (".safetensors", ".bin", ".gguf", ".pt")
@@ -32,6 +33,7 @@ class Surroundings:
     replaced: Replaced | None = None
     managed_ports: Mapping[int, str] | None = None
     """Port -> name of the other servers that kvctl manages."""
+    interpreters: Interpreters = field(default_factory=Interpreters)
 
 
 async def gather_facts(
@@ -45,7 +47,7 @@ def read_facts(
     plan: LaunchPlan, around: Surroundings, processes: Processes, proc: Path = Path("/proc")
 ) -> Facts:
     """Read the facts of one launch. Blocks: the interpreter is asked (0.1 s, up to 20 s)."""
-    installed, problem = _interpreter(plan, around.environment)
+    installed, problem = _interpreter(plan, around)
     log_problem, log_free = _disk(around.log_folder)
     return Facts(
         gpus=around.gpus,
@@ -64,13 +66,12 @@ def read_facts(
     )
 
 
-def _interpreter(
-    plan: LaunchPlan, environment: Mapping[str, str]
-) -> tuple[Installed | None, str | None]:
+def _interpreter(plan: LaunchPlan, around: Surroundings) -> tuple[Installed | None, str | None]:
     if not plan.is_direct:
-        return None, _command_problem(plan, environment)
+        return None, _command_problem(plan, around.environment)
+    environment = {**around.environment, **dict(plan.env)}
     try:
-        return locate(plan.argv[0], {**environment, **dict(plan.env)}), None
+        return around.interpreters.installed(plan.argv[0], environment), None
     except InterpreterProblem as problem:
         return None, f"{problem}; correct [launch] python"
 
@@ -148,7 +149,8 @@ def port_facts(
     sockets = _listening_sockets(port, proc)
     if not sockets:
         return PortFacts(is_taken=False)
-    pid = _process_with(sockets, proc)
+    likely = replaced.identity.pid if replaced is not None and replaced.identity else None
+    pid = _process_with(sockets, proc, likely)
     facts = processes.facts(pid) if pid is not None else None
     is_ours = facts is not None and replaced is not None and _belongs_to(facts, replaced)
     return PortFacts(True, pid, facts.title if facts else "", is_ours)
@@ -178,8 +180,10 @@ def _listening_sockets(port: int, proc: Path) -> frozenset[str]:
     return frozenset(found)
 
 
-def _process_with(sockets: frozenset[str], proc: Path) -> int | None:
-    """Return the lowest pid that has one of these sockets open, None if none is visible."""
+def _process_with(sockets: frozenset[str], proc: Path, likely: int | None) -> int | None:
+    """Return the likely or the lowest pid that has one of these open, None if none is visible."""
+    if likely is not None and _has_open(likely, sockets, proc):
+        return likely
     pids = sorted(int(entry.name) for entry in proc.iterdir() if entry.name.isdigit())
     return next((pid for pid in pids if _has_open(pid, sockets, proc)), None)
 

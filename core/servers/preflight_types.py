@@ -75,6 +75,8 @@ class Facts:
     replaced: Replaced | None = None
     installed: Installed | None = None
     interpreter_problem: str | None = None
+    flags_problem: str | None = None
+    """Why the flags that this SGLang accepts are not known; None where they are, or unasked."""
     model: ModelFacts | None = None
     """None: the path is not one of this host (a hub id, a container's)."""
     log_folder: str = ""

@@ -33,6 +33,7 @@ def _open_panel(feed: "Feed", options: "PanelOptions") -> int:
         ascii=options.is_ascii,
         no_mouse=not options.has_mouse,
         operator=options.operator,
+        editor=options.editor,
     )
 
 

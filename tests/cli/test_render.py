@@ -1,6 +1,7 @@
 """Lines for people: whatever stands in names and logs, they stay lines."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from tests.tui.mission import NOTHING, STEADY
@@ -11,6 +12,7 @@ from kvctl.core.cli.render import facts, status_lines, table, watch_line
 from kvctl.core.cli.watching import thinned
 from kvctl.core.daemon.news import events_since
 from kvctl.core.domain.events import Event
+from kvctl.core.domain.run import RunState
 from kvctl.core.domain.snapshot import Snapshot
 
 HOSTILE = "[red]x[/] \x1b[2J\x1b]0;title\x07 \u202eabc\r\nsecond\x00"
@@ -87,3 +89,38 @@ def test_new_events_are_told_once_also_when_old_ones_were_dropped() -> None:
 )
 def test_a_locale_without_utf_8_draws_ascii(environ: dict[str, str], ascii_only: bool) -> None:
     assert is_ascii_locale(environ) is ascii_only
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (
+            {"remaining_low_s": 120_000.0, "remaining_high_s": 127_000.0},
+            "remaining 1 d 10 h (1 d 09 h to 1 d 11 h)  done about",
+        ),
+        (
+            {
+                "remaining_s": None,
+                "done_wall": None,
+                "remaining_reason": "B2 has 2 of the 5 answers",
+            },
+            "remaining not yet known (B2 has 2 of the 5 answers)  output",
+        ),
+        (
+            {
+                "state": RunState.HOLDING,
+                "is_held": True,
+                "remaining_s": None,
+                "remaining_reason": "nothing is sent now",
+            },
+            "remaining – (nothing is sent now)  output",
+        ),
+    ],
+)
+def test_what_is_left_comes_with_its_interval_or_the_reason_why_it_is_not_known(
+    change: dict[str, Any], line: str
+) -> None:
+    assert STEADY.run is not None
+    shown = "\n".join(status_lines(replace(STEADY, run=replace(STEADY.run, **change))))
+    assert line in shown
+    assert ("(held)" in shown) == change.get("is_held", False)

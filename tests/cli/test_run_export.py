@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from tests.cli.conftest import KVCTL, Kvctl, Said
 from tests.fakes.answers import answer, write_journal
@@ -270,3 +271,22 @@ def test_an_unreadable_journal_is_one_line(here: Here, folder: Path) -> None:
     (folder / "out" / "raw_responses.0002.jsonl").mkdir()
     for verb in ("export", "verify"):
         assert "cannot be read: Is a directory" in here("run", verb, "run.toml").one_error(1)
+
+
+def test_answers_can_be_a_table(here: Here, folder: Path) -> None:
+    said = here("run", "export", "run.toml", "-o", "a.parquet", "--where", "partition == 'B2'")
+    assert (said.status, said.out) == (0, "")
+    assert "exported 2 of 4 rows as ids to" in said.err
+    table = pq.read_table(folder / "a.parquet")
+    assert table.to_pylist() == [
+        {
+            "id": f"r00{n}",
+            "partition": "B2",
+            "input_ids": [n, 2, 3],
+            "output_ids": [n, 7, 8],
+            "prompt": None,
+        }
+        for n in (1, 2)
+    ]
+    assert str(table.schema.field("output_ids").type) == "list<element: int32>"
+    assert here("run", "export", "run.toml", "-o", "a.parquet").status == 4

@@ -53,3 +53,22 @@ def test_history_comes_first_a_line_a_step_and_unknown_is_not_zero(
 
 def test_a_bad_moment_is_one_line_and_exit_2(kvctl: Kvctl) -> None:
     assert "'soon' is not a time" in kvctl("watch", "--since", "soon").one_error(2)
+
+
+def test_each_servers_history_is_there_and_one_is_shown(
+    kvctl: Kvctl, kvctld: DaemonInfo, paths: DaemonPaths
+) -> None:
+    server = STEADY.servers[0].name
+    history = History(paths.state)
+    values = {f"{server}/pool": 0.93, "other/pool": 0.11, "effective": 631.0}
+    for second in range(3):
+        history.record(STEADY.wall - 60 + second, values)
+    history.flush()
+    shown = kvctl("watch", "--since", "2m", "--count", "1").out.splitlines()[0]
+    assert shown.endswith("pool 0.93  effective 631 tok/s")
+    other = kvctl("watch", "--since", "2m", "--count", "1", "--server", "other").out
+    assert other.splitlines()[0].endswith("pool 0.11  effective 631 tok/s")
+    document = kvctl("watch", "--since", "2m", "--count", "1", "--json").out.splitlines()[0]
+    row = json.loads(document)
+    assert row["past"] == {"pool": 0.93, "effective": 631.0}
+    assert row["servers"] == {server: {"pool": 0.93}, "other": {"pool": 0.11}}

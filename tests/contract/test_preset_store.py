@@ -101,11 +101,16 @@ def test_a_users_preset_goes_before_the_shipped_one(tmp_path: Path, user: Path) 
     store = store_of(tmp_path)
     assert store.read("baseline").description == "mine"
     assert store.path_of("baseline") == user / "baseline.toml"
-    explicit = tmp_path / "explicit"
-    explicit.mkdir()
-    (explicit / "baseline.toml").write_text('description = "explicit"\n')
-    folders = preset_folders(tmp_path / "config", [explicit])
-    assert PresetStore(folders, {}).read("baseline").description == "explicit"
+    team = tmp_path / "team"
+    team.mkdir()
+    for name in ("baseline", "hicache-bf16"):
+        (team / f"{name}.toml").write_text('description = "the team\'s"\n')
+    shared = PresetStore(preset_folders(tmp_path / "config", [team]), {})
+    assert shared.read("baseline").description == "mine"
+    assert shared.read("hicache-bf16").description == "the team's"
+    listed = {entry.name: entry for entry in shared.listed()}
+    assert listed["baseline"].hides[0] == str(team / "baseline.toml")
+    assert len(listed["baseline"].hides) == 2 and len(listed["hicache-bf16"].hides) == 1
 
 
 def test_a_missing_preset_names_those_that_exist(tmp_path: Path) -> None:
@@ -198,6 +203,14 @@ def test_no_config_means_no_rule(tmp_path: Path) -> None:
     assert config.rules == () and config.stall_after_s == 30
 
 
+def test_limits_and_crash_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text("[limits]\nweights_s = 7200\n[crash]\nrestart = true\nwait_s = 5\n")
+    config = read_config(path)
+    assert (config.limits.weights_s, config.limits.graphs_s) == (7200.0, 3600.0)
+    assert (config.crash.restart, config.crash.wait_s, config.crash.most_restarts) == (True, 5.0, 3)
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [
@@ -208,10 +221,18 @@ def test_no_config_means_no_rule(tmp_path: Path) -> None:
         ("[pannel]\n", "unknown key 'pannel'"),
         ("[[rule]\n", r"not TOML: .* line 1"),
         ("[panel]\nkeys = 1\n", r"\[panel.keys\]"),
+        ("[presets]\nfolder = []\n", "unknown key 'folder'"),
+        ("[presets]\nfolders = '/x'\n", "must be a list of folders"),
+        ("presets = 1\n", r"\[presets\]"),
         ("[watch]\nstall = 3\n", "unknown key 'stall'"),
         ("[watch]\nstall_after_s = 1\n", "seconds from 5 up"),
         ("[watch]\nstall_after_s = nan\n", "seconds from 5 up"),
         ("watch = 3\n", r"\[watch\]"),
+        ("limits = 3\n", r"\[limits\]"),
+        ("[limits]\nweight_s = 3\n", r"unknown key 'weight_s'; there are process_s, weights_s"),
+        ("[limits]\nweights_s = 0\n", r"\[limits\] weights_s must be seconds from 1 up"),
+        ("[limits]\nend_start = 1\n", "end_start must be true or false"),
+        ("[crash]\nmost_restarts = 1.5\n", "most_restarts must be a whole number"),
     ],
 )
 def test_a_broken_config_is_told_in_one_line(tmp_path: Path, text: str, told: str) -> None:

@@ -6,7 +6,14 @@ from pathlib import Path
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvctl.core.controller.history import STEPS, History, history_since, read_points
+from kvctl.core.controller.history import (
+    STEPS,
+    History,
+    history_since,
+    read_points,
+    shown_series,
+    shown_values,
+)
 
 START = 1_764_000_000.0
 
@@ -125,3 +132,19 @@ def test_no_damage_of_a_file_raises_or_disorders_it(tmp_path: Path, junk: bytes,
 def test_a_folder_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
     history = filled(tmp_path / "missing", 100)
     assert history.series(START + 100)["running"].values[-1] is not None
+
+
+def test_one_servers_figures_are_shown_by_their_own_names_beside_the_runs() -> None:
+    values = {"main/pool": 0.9, "b/pool": 0.1, "a/b/pool": 0.2, "effective": 600.0}
+    assert shown_values(values, "main") == {"pool": 0.9, "effective": 600.0}
+    assert shown_values(values, "a/b") == {"pool": 0.2, "effective": 600.0}
+    assert shown_values(values, None) == {"effective": 600.0}
+
+
+def test_the_series_of_other_servers_keep_their_full_names(tmp_path: Path) -> None:
+    history = History(tmp_path)
+    for second in range(21):
+        history.record(START + second, {"main/pool": 0.9, "b/pool": 0.1, "effective": 600.0})
+    series = shown_series(history.series(START + 20), "main")
+    assert set(series) == {"pool", "main/pool", "b/pool", "effective"}
+    assert series["pool"].values == (0.9, 0.9)

@@ -1,6 +1,7 @@
 """Starting a server: the checks before, the stages, and every way in which it can fail."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from tests.fakes.generator import reply_error
@@ -17,6 +18,7 @@ from kvctl.core.controller.commands import (
     StopServer,
 )
 from kvctl.core.domain.server import ServerState, StageState
+from kvctl.core.servers.limits import StageLimits
 
 DYING = Boot(dies_after=3, last_words=OOM)
 
@@ -130,6 +132,7 @@ async def test_a_start_shows_its_stages_and_ends_with_a_token_as_proof(rig: Rig)
     outcome = task.result()
     assert outcome.is_done, outcome
     started = rig.launcher.started[0]
+    assert "serves as main after" in outcome.message
     assert "pool 100,000 tokens" in outcome.message and "7.50 GB free" in outcome.message
     assert rig.stage("first token").detail == f"a token from pid {started.launched.pid}"
     assert rig.server().state is ServerState.IDLE and rig.server().ready_after_s is not None
@@ -303,6 +306,61 @@ async def test_a_crash_is_told_once_with_the_first_cause(rig: Rig) -> None:
     assert len(rig.events("failed")) == 1
     failure = rig.server().failure
     assert failure is not None and "memory" in failure.headline
+
+
+# -- slow -----------------------------------------------------------------------------------------
+
+
+def slow_weights(*gaps_s: float) -> Boot:
+    """A start whose shards come this far apart."""
+    shards = (f"Loading safetensors checkpoint shards: {n}% | {n}/9" for n in range(1, 9))
+    loading = tuple(zip(gaps_s, shards, strict=False))
+    return Boot(steps=(*Boot().steps[:2], *loading, *Boot().steps[2:]))
+
+
+async def patient(rig: Rig, *, end_start: bool = False) -> None:
+    rig.config = replace(rig.config, limits=StageLimits(weights_s=60.0, end_start=end_start))
+    await rig.again()
+
+
+async def test_a_slow_start_is_told_once_and_goes_on(rig: Rig) -> None:
+    await patient(rig)
+    rig.launcher.boots = [slow_weights(10.0, 200.0)]
+    task = rig.begin_command(StartServer("small"))
+    await rig.clock.until(lambda: bool(rig.events("late")), 100)
+    await rig.advance(30)
+    (told,) = rig.events("late")
+    assert told.startswith("main: weights: no progress for 1 m 00 s (last line of its log ")
+    assert "it may be slow and goes on" in told
+    assert "1/9; no progress for 1 m 3" in rig.stage("weights").detail
+    assert rig.server().state is ServerState.STARTING
+    await rig.clock.until(task.done, 300)
+    assert task.result().is_done and len(rig.events("late")) == 1
+
+
+async def test_slow_steps_that_go_on_are_never_late(rig: Rig) -> None:
+    await patient(rig)
+    rig.launcher.boots = [slow_weights(50.0, 50.0, 50.0)]
+    assert (await rig.submit(StartServer("small"))).is_done
+    assert rig.events("late") == []
+
+
+async def test_without_a_word_the_limits_are_generous(rig: Rig) -> None:
+    limits = StageLimits()
+    assert min(limits.process_s, limits.kv_pool_s, limits.warmup_s) >= 900
+    assert min(limits.weights_s, limits.graphs_s) >= 3600 and not limits.end_start
+
+
+async def test_a_late_start_ends_only_where_the_config_says_so(rig: Rig) -> None:
+    await patient(rig, end_start=True)
+    rig.launcher.boots = [slow_weights(10.0, 200.0)]
+    outcome = await rig.submit(StartServer("small"))
+    assert outcome.exit_status == 1
+    assert "weights made no progress for 1 m" in outcome.message
+    failure = rig.server().failure
+    assert failure is not None and failure.stage == "weights"
+    assert "end_start = true in config.toml" in failure.advice[0]
+    assert not rig.launcher.started[0].main.lives
 
 
 # -- cancelled --------------------------------------------------------------------------------

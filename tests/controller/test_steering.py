@@ -50,7 +50,7 @@ async def test_auto_does_not_believe_lengths_before_the_answers_have_turned_over
     rig: Rig,
 ) -> None:
     server = await auto(rig, tokens=5000)
-    server.generator.length = lambda _: 20 if len(server.generator.requests) < 20 else 5000
+    server.generator.length = lambda _: 20 if len(server.generator.requests) < 36 else 5000
     server.capacity, server.usage = 200, 0.3
     await rig.advance(15)
     view = rig.run()
@@ -63,7 +63,7 @@ async def test_a_move_of_auto_is_told_once_it_stands_not_at_every_step(rig: Rig)
     server.capacity, server.usage = 60, 0.9
     await rig.advance(70)
     (told,) = rig.events("AUTO")
-    assert told.startswith("slots 16 → ")
+    assert told.startswith("slots 32 → ")
 
 
 async def test_auto_keeps_a_short_queue_above_what_the_server_runs(rig: Rig) -> None:
@@ -129,7 +129,8 @@ async def test_a_server_that_is_not_ready_is_not_sent_to_and_named(rig: Rig) -> 
     assert server.identity is not None
     rig.processes.end(server.identity, status=-9)
     await rig.advance(3)
-    assert rig.run().state is RunState.HOLDING and rig.run().target == 0
+    assert rig.run().state is RunState.HOLDING and rig.run().is_held
+    assert rig.run().target > 0 and rig.run().in_flight == 0
     assert "main is failed: " in rig.run().reason
     holds = rig.events("hold")
     await rig.advance(120)

@@ -25,7 +25,7 @@ from tests.engine.server import free_port, wait_for
 
 PROMPTS = Path(__file__).parents[1] / "data" / "prompts"
 INPUTS = {"B2": "B2-code.prompts.jsonl", "B3": "B3-math.messages.jsonl"}
-VERB_WITHIN_S = 120.0
+VERB_WITHIN_S = 300.0
 PATIENCE_S = 120.0
 POLL_S = 0.2
 
@@ -136,11 +136,20 @@ class Place:
 
     # -- runs ---------------------------------------------------------------------------------
 
-    def write_run(self, name: str, rows: int, tokens: int) -> Path:
-        """A run over the first prompts of B2 and B3 that ends at `tokens` each, the same always."""
+    def write_run(self, name: str, rows: int, tokens: int, copies: int = 1) -> Path:
+        """A run over the first prompts of B2 and B3 that ends at `tokens` each, the same always.
+
+        Every prompt comes `copies` times, each under an id of its own.
+        """
         for file in INPUTS.values():
             with (PROMPTS / file).open() as lines:
-                (self.folder / file).write_text("".join(islice(lines, rows)))
+                prompts = [json.loads(line) for line in islice(lines, rows)]
+            named = (
+                p | {"id": f"{p['id']}~{n}" if n else p["id"]}
+                for n in range(copies)
+                for p in prompts
+            )
+            (self.folder / file).write_text("".join(json.dumps(row) + "\n" for row in named))
         parts = (f'[[partition]]\nname = "{n}"\ninput = "{f}"\n' for n, f in INPUTS.items())
         path = self.folder / f"{name}.toml"
         path.write_text(

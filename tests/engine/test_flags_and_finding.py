@@ -9,9 +9,12 @@ from tests.engine.launch import engine_env, engine_home
 from tests.engine.server import EngineServer
 
 from kvctl.core.domain.flags import FlagCatalogue, Severity, check_flags
-from kvctl.core.domain.presets import Origin, Setting
+from kvctl.core.domain.launch_plan import render
+from kvctl.core.domain.preset_text import parse_preset
+from kvctl.core.domain.presets import Origin, Setting, merge
 from kvctl.core.probes.processes import HostProcesses
 from kvctl.core.servers.discover import discover
+from kvctl.core.servers.flag_asking import CatalogueCache
 from kvctl.core.servers.flag_catalogue import from_document, locate, read_catalogue
 
 pytestmark = pytest.mark.engine
@@ -65,3 +68,21 @@ def test_a_server_that_runs_here_is_found_with_its_address_and_log(engine: Engin
     found = {server.identity.pid: server for server in discover(HostProcesses())}
     assert found[engine.pid].url == engine.url
     assert found[engine.pid].log_path == str(engine.log_path)
+
+
+def test_its_own_help_tells_what_its_source_does(installed_engine: None, tmp_path: Path) -> None:
+    """The way of containers: `--help` through a command template, with the real SGLang behind."""
+    home = engine_home()
+    command = [str(home.python), "-m", "sglang.launch_server", "{sglang_args}"]
+    text = f'[launch]\ncommand = {json.dumps(command)}\nmodel-path = "/m"\n'
+    plan = render(merge([parse_preset("p", "p.toml", text)]), {})
+    cache = CatalogueCache(tmp_path)
+    told = cache.of_plan(plan, engine_env(home), None)
+    assert told.problem is None and told.catalogue is not None
+    assert told.catalogue.version == "0.5.23" and told.catalogue.is_from_help
+    assert len(list(tmp_path.glob("help-0.5.23-*.txt"))) == 1
+    source = {flag.name: flag for flag in installed_catalogue().flags}
+    hidden = {"forward-pass-metrics-worker-id", "forward-pass-metrics-ipc-name"}
+    assert {flag.name for flag in told.catalogue.flags} == set(source) - hidden
+    for flag in told.catalogue.flags:
+        assert not source[flag.name].choices or flag.choices == source[flag.name].choices

@@ -1,16 +1,15 @@
 """The main job on a real engine, from nothing to every answer on disk once: by verbs, by keys."""
 
-import contextlib
 import json
 import re
 import shutil
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import httpx
 import pytest
 from tests.e2e.terminal import Terminal
+from tests.engine.keys import choose, in_flight, leave_dialog, say_yes, wait_running
 from tests.engine.operating import Document, Place, in_session, place_in
 from tests.engine.server import wait_for
 
@@ -19,7 +18,6 @@ pytestmark = pytest.mark.engine
 TOKENS = 220
 NAME = "job"
 START_WITHIN_S = 120.0
-CHOSEN = r"│ > (\S+) .+ │ .* │"
 READING_VERBS = (
     ("status",),
     ("gpus",),
@@ -177,7 +175,7 @@ def test_the_main_job_by_keys_in_the_panel(place: Place) -> None:
     assert run["state"] == "running" and is_under_way(run)
     shutil.rmtree(Path(place.kvctld()["socket"]).parent)
     with place.panel() as panel:
-        wait_running(panel)
+        wait_running(panel, NAME)
         panel.send("q")
         assert panel.wait_exit() == 0
     assert place.kvctld()["pid"] == kvctld
@@ -202,62 +200,14 @@ def start_a_server(panel: Terminal) -> None:
     panel.wait_for("cpu-tiny · READY")
 
 
-def choose(panel: Terminal, preset: str) -> None:
-    """Move to a preset in the open dialog and wait for its checks and for y to wake."""
-    panel.wait_for(CHOSEN)
-    while (shown := chosen(panel)) != preset:
-        panel.send("j")
-        panel.wait_until(partial(_is_moved, panel, shown), "the next preset")
-    panel.wait_for(rf"── (.* → )?{preset} ── nothing has been touched yet")
-    panel.wait_for(r"✓ flags: \d+ flags known to 0\.5\.23")
-
-
-def _is_moved(panel: Terminal, before: str) -> bool:
-    return chosen(panel) not in ("", before)
-
-
-def chosen(panel: Terminal) -> str:
-    """The preset under the dialog's cursor."""
-    found = re.search(CHOSEN, panel.text)
-    return found[1] if found else ""
-
-
-def say_yes(panel: Terminal) -> None:
-    """Press y, and again where the dialog says that it sleeps for its first half second."""
-    untouched = "nothing has been touched yet"
-    panel.wait_for(untouched)
-    for _ in range(60):
-        panel.send("y")
-        with contextlib.suppress(AssertionError):
-            panel.wait_gone(untouched, 0.5)
-            return
-    raise AssertionError(panel.text)
-
-
-def leave_dialog(panel: Terminal, shown: str) -> None:
-    # What follows an escape too soon would be taken for alt and a key.
-    panel.send("\x1b")
-    panel.wait_gone(shown)
-
-
 def start_the_run(panel: Terminal) -> None:
     panel.send("s")
     panel.wait_for("Start a run")
     panel.send(f"{NAME}.toml")
     panel.wait_for(f"run {NAME}: B2 B3, slots auto")
     panel.send("\r")
-    wait_running(panel)
+    wait_running(panel, NAME)
     panel.wait_for(r"slots AUTO")
-
-
-def wait_running(panel: Terminal) -> None:
-    panel.wait_for(f"{NAME} · RUNNING")
-    panel.wait_until(lambda: bool(in_flight(panel)), "requests in flight")
-
-
-def in_flight(panel: Terminal) -> int | None:
-    found = re.search(r"in flight +(\d+)", panel.lines[0])
-    return int(found[1]) if found else None
 
 
 def slots_follow_the_keys(panel: Terminal) -> None:
@@ -281,7 +231,7 @@ def p_stops_sending_and_sends_again(panel: Terminal) -> None:
     wait_second(panel)
     assert in_flight(panel) == 0 and done_of(panel) == done
     panel.send("p")
-    wait_running(panel)
+    wait_running(panel, NAME)
 
 
 def wait_second(panel: Terminal) -> None:
@@ -310,11 +260,11 @@ def restart_with_another_preset(panel: Terminal) -> None:
 
 
 def the_panel_brings_a_killed_kvctld_back(panel: Terminal, place: Place) -> None:
-    wait_running(panel)
+    wait_running(panel, NAME)
     killed = place.kill_kvctld()
     panel.wait_until(lambda: place.kvctl("daemon", "status").status == 0, "another kvctld", 60)
     assert place.kvctld()["pid"] != killed
-    wait_running(panel)
+    wait_running(panel, NAME)
 
 
 def stop_the_server(panel: Terminal, place: Place) -> None:

@@ -5,14 +5,16 @@ For tests that need another process (kill -9, SIGHUP, the CLI) but no host behin
 
 import asyncio
 import sys
+from dataclasses import asdict, replace
 from pathlib import Path
 
-from kvctl.core.controller.commands import Command, Outcome, StartServer
+from kvctl.core.controller.commands import Command, Outcome, PlanPresets, StartServer
 from kvctl.core.daemon.paths import DaemonPaths
 from kvctl.core.daemon.process import serve_here
 from kvctl.core.daemon.server import DaemonOptions
 from kvctl.core.domain.errors import KvctlError
 from tests.fakes.controller import FakeController
+from tests.fakes.plans import MEASURED, SCENE, planned
 from tests.tui.mission import STEADY
 
 
@@ -27,7 +29,17 @@ class Scripted(FakeController):
             raise ZeroDivisionError("by request")
         if isinstance(command, StartServer) and command.preset == "forever":
             await asyncio.Event().wait()
+        if isinstance(command, PlanPresets):
+            return _plan(command)
         return Outcome(0, "done", ("what was seen",))
+
+
+def _plan(command: PlanPresets) -> Outcome:
+    made = planned(replace(SCENE, launches=(MEASURED,)))
+    if unknown := [name for name in command.presets if name not in made]:
+        return Outcome(2, f"there is no preset {unknown[0]}")
+    chosen = [asdict(made[name]) for name in command.presets or made]
+    return Outcome(0, "planned", data={"presets": chosen})
 
 
 def main() -> None:

@@ -51,6 +51,7 @@ class Rig:
     clock: SteppingClock = field(default_factory=SteppingClock)
     environment: dict[str, str] = field(default_factory=dict)
     finds_servers: bool = False
+    config: Config = field(default_factory=lambda: Config(rules=(RULE,)))
     processes: FakeProcesses = field(init=False)
     gpus: FakeGpus = field(init=False)
     world: World = field(init=False)
@@ -86,7 +87,7 @@ class Rig:
             processes=self.processes,
             launcher=self.launcher,
             presets=PresetStore([self.folder / "presets"], self.environment),
-            config=Config(rules=(RULE,)),
+            config=self.config,
             state_folder=self.state_folder,
             open_engine=self._open_engine,
             open_generator=lambda url, key: WorldGenerator(self.world, url),
@@ -124,8 +125,8 @@ class Rig:
             pump = driver._pump
             tasks += [*pump._tasks, *filter(None, [pump.journal._writer, pump._timer])]
             pump.opened.lock.release()
+        self.now.sequences.steps.is_leaving = True
         if self.now.sequences._work is not None:
-            self.now.sequences._is_leaving = True
             tasks.append(self.now.sequences._work)
         for task in tasks:
             task.cancel()

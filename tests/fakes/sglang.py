@@ -43,6 +43,8 @@ class FakeServer:
     calls: list[str] = field(default_factory=list)
     """What changed the engine, in order: "pause retract", "unpause", "abort RID"."""
     api_key: str | None = None
+    live_cap: int | None = None
+    """pp_max_micro_batch_size; None: this version has no such lever."""
     time: PausableClock = field(init=False)
     generator: FakeGenerator = field(init=False)
     _taken_wall: float = 0.0
@@ -144,7 +146,7 @@ class FakeEngine:
             flags={"model_path": server.model, **server.flags},
             pool_tokens=server.pool_tokens,
             max_running=server.capacity,
-            live_cap=None,
+            live_cap=server.live_cap,
             last_gen_throughput=None,
             launch_command=None,
         )
@@ -172,7 +174,11 @@ class FakeEngine:
         self._server("abort_all").generator.abort_everything()
 
     async def set_live_cap(self, running: int) -> int:
-        self._server("set_live_cap").capacity = running
+        server = self._server("set_live_cap")
+        if server.live_cap is None:
+            raise ProbeFailed("unsupported", f"version {server.version}: no live cap")
+        server.calls.append(f"cap {running}")
+        server.live_cap = running
         return running
 
     async def close(self) -> None:

@@ -78,16 +78,16 @@ def _latent(layers: int, hidden: int, inner: int, ranks: tuple[int, int, int]) -
 
 
 SHAPES: dict[str, dict[str, Any]] = {
-    "gqa-8-layers": _heads(8, 512, 1024, (8, 2, 64)),
-    "mha-6-layers": _heads(6, 768, 2048, (12, 12, 64)),
-    "gqa-24-layers": _heads(24, 512, 1024, (16, 4, 32)),
-    "gqa-wide-heads": _heads(4, 512, 1024, (4, 1, 128)),
-    "mla-3-layers": _latent(3, 256, 512, (4, 128, 32)),
-    "mla-8-layers": _latent(8, 512, 1024, (8, 512, 64)),
+    "gqa-8": _heads(8, 512, 1024, (8, 2, 64)),
+    "mha-6": _heads(6, 768, 2048, (12, 12, 64)),
+    "gqa-24": _heads(24, 512, 1024, (16, 4, 32)),
+    "gqa-4-wide": _heads(4, 512, 1024, (4, 1, 128)),
+    "mla-3": _latent(3, 256, 512, (4, 128, 32)),
+    "mla-8": _latent(8, 512, 1024, (8, 512, 64)),
     "llama-8b-4-layers": _heads(4, 4096, 14336, (32, 8, 128)),
     "llama-8b-12-layers": _heads(12, 4096, 14336, (32, 8, 128)),
-    "mha-8-layers": _heads(8, 4096, 11008, (32, 32, 128)),
-    "mla-v2-lite-6-layers": _latent(6, 2048, 10944, (16, 512, 64)),
+    "mha-8": _heads(8, 4096, 11008, (32, 32, 128)),
+    "mla-6-v2-lite": _latent(6, 2048, 10944, (16, 512, 64)),
 }
 """By name; the last four are for GPUs."""
 
@@ -112,34 +112,34 @@ def _gpu(name: str, shape: str, **flags: object) -> Combination:
 
 
 CPU = (
-    _cpu("gqa8-bf16-20", "gqa-8-layers", mem_fraction_static=0.2),
-    _cpu("mha6-bf16-30", "mha-6-layers", mem_fraction_static=0.3),
-    _cpu("gqa24-bf16-40", "gqa-24-layers", mem_fraction_static=0.4),
-    _cpu("wide-bf16-25", "gqa-wide-heads", mem_fraction_static=0.25),
-    _cpu("mla3-bf16-20", "mla-3-layers", mem_fraction_static=0.2),
-    _cpu("mla8-bf16-40", "mla-8-layers", mem_fraction_static=0.4),
-    _cpu("gqa8-bf16-40-page64", "gqa-8-layers", mem_fraction_static=0.4, page_size=64),
-    _cpu("mha6-f32-40", "mha-6-layers", mem_fraction_static=0.4, dtype="float32"),
-    _cpu("mha6-bf16-50", "mha-6-layers", mem_fraction_static=0.5),
-    _cpu("gqa24-bf16-20", "gqa-24-layers", mem_fraction_static=0.2),
-    _cpu("wide-bf16-45", "gqa-wide-heads", mem_fraction_static=0.45),
-    _cpu("mla3-bf16-40", "mla-3-layers", mem_fraction_static=0.4),
-    _cpu("mla8-bf16-20", "mla-8-layers", mem_fraction_static=0.2),
-    _cpu("gqa8-fp8-30", "gqa-8-layers", mem_fraction_static=0.3, kv_cache_dtype="fp8_e5m2"),
-    _cpu("mla8-fp8-30", "mla-8-layers", mem_fraction_static=0.3, kv_cache_dtype="fp8_e4m3"),
+    _cpu("gqa8-bf16-20", "gqa-8", mem_fraction_static=0.2),
+    _cpu("mla3-bf16-20", "mla-3", mem_fraction_static=0.2),
+    _cpu("wide-bf16-15", "gqa-4-wide", mem_fraction_static=0.15),
+    _cpu("mha6-bf16-20", "mha-6", mem_fraction_static=0.2),
+    _cpu("gqa24-bf16-15", "gqa-24", mem_fraction_static=0.15),
+    _cpu("gqa8-bf16-10", "gqa-8", mem_fraction_static=0.1),
+    _cpu("mla8-bf16-15", "mla-8", mem_fraction_static=0.15),
+    _cpu("mla3-bf16-15-page32", "mla-3", mem_fraction_static=0.15, page_size=32),
+    _cpu("gqa24-bf16-25", "gqa-24", mem_fraction_static=0.25),
+    _cpu("wide-bf16-25", "gqa-4-wide", mem_fraction_static=0.25),
+    _cpu("mla8-bf16-25", "mla-8", mem_fraction_static=0.25),
+    _cpu("mha6-bf16-15-page64", "mha-6", mem_fraction_static=0.15, page_size=64),
+    _cpu("mha6-f32-20", "mha-6", mem_fraction_static=0.2, dtype="float32"),
+    _cpu("gqa24-f32-20", "gqa-24", mem_fraction_static=0.2, dtype="float32"),
 )
-"""On a CPU the free memory moves with the host's other processes: no chosen fraction here."""
+"""No chosen fraction here: on a CPU the free memory moves with the host's other processes. Nor fp8:
+SGLang 0.5.23 refuses it on a CPU for MLA, and for heads without Intel AMX."""
 GPU = (
     _gpu("llama4-bf16-50", "llama-8b-4-layers", mem_fraction_static=0.5),
-    _gpu("mla6-bf16-60", "mla-v2-lite-6-layers", mem_fraction_static=0.6),
+    _gpu("mla6-bf16-60", "mla-6-v2-lite", mem_fraction_static=0.6),
     _gpu("llama4-fp8-85", "llama-8b-4-layers", mem_fraction_static=0.85, kv_cache_dtype="fp8_e4m3"),
     _gpu("llama12-bf16-chosen", "llama-8b-12-layers"),
-    _gpu("mha8-bf16-70", "mha-8-layers", mem_fraction_static=0.7),
-    _gpu("mla6-fp8-80", "mla-v2-lite-6-layers", mem_fraction_static=0.8, kv_cache_dtype="fp8_e4m3"),
+    _gpu("mha8-bf16-70", "mha-8", mem_fraction_static=0.7),
+    _gpu("mla6-fp8-80", "mla-6-v2-lite", mem_fraction_static=0.8, kv_cache_dtype="fp8_e4m3"),
     _gpu(
         "llama12-fp8-60", "llama-8b-12-layers", mem_fraction_static=0.6, kv_cache_dtype="fp8_e5m2"
     ),
-    _gpu("mha8-bf16-40-page64", "mha-8-layers", mem_fraction_static=0.4, page_size=64),
-    _gpu("mla6-bf16-30", "mla-v2-lite-6-layers", mem_fraction_static=0.3),
+    _gpu("mha8-bf16-40-page64", "mha-8", mem_fraction_static=0.4, page_size=64),
+    _gpu("mla6-bf16-30", "mla-6-v2-lite", mem_fraction_static=0.3),
 )
 SETS = {"cpu": CPU, "gpu": GPU}

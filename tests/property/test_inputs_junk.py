@@ -11,7 +11,8 @@ from kvctl.core.domain.errors import RunFileError
 from kvctl.core.domain.outcomes import judge_foreign
 from kvctl.core.domain.runfile import PartitionSpec
 from kvctl.core.runs.foreign import scan_foreign
-from kvctl.core.runs.inputs import ModelFacts, index_partition
+from kvctl.core.runs.indexing import index_entry
+from kvctl.core.runs.inputs import ModelFacts
 from kvctl.core.runs.rows import RowReading, RowRejected, detect, read_row
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
@@ -60,7 +61,7 @@ def test_any_file_is_indexed_or_refused_in_one_line(
         file = Path(name) / "in.jsonl"
         file.write_bytes(end.join(lines) + (b"" if is_open else end))
         try:
-            found = index_partition(PartitionSpec("B", (str(file),)), ModelFacts(), Path(name))
+            (found,) = index_entry(PartitionSpec("B", (str(file),)), ModelFacts(), Path(name))
         except RunFileError as error:
             assert "\n" not in str(error)
             return

@@ -3,7 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvctl.core.domain.throttle import QueueHold, ServerSample, ThrottleParameters
+from kvctl.core.domain.throttle import QueueHold
+from kvctl.core.domain.throttle_parameters import ServerSample, ThrottleParameters
 
 samples = st.lists(
     st.tuples(

@@ -241,10 +241,27 @@ async def test_a_failed_start_offers_its_card_with_cause_and_evidence() -> None:
                           "Out of GPU memory while capturing CUDA graphs",
                           "4163  [14:28:09 TP3] torch.OutOfMemoryError",
                           "nothing lost: 12,434 answers and 44 partials")  # fmt: skip
+        await panel.press("r")
+        await panel.shows("Start ── ", "nothing has been touched yet", "✓ rules: 3 kept")
+
+
+@pytest.mark.parametrize("keys", [("w", "b"), ("R", "y", "b")])
+async def test_one_key_leads_from_a_failure_back_to_the_last_preset_that_worked(
+    keys: tuple[str, ...],
+) -> None:
+    feed = feed_of(mission.FAILED)
+    async with driven(feed) as panel:
+        if keys[0] == "R":
+            await panel.press("R")
+            await panel.shows("✓ rules: 3 kept")
+            await panel.press("y")
+            await panel.shows("b back to hicache-bf16   w the card")
+        else:
+            await panel.press("w")
+            await panel.shows("b    back to hicache-bf16, the last preset that worked")
         await panel.press("b")
-        await panel.shows("Start ── hicache-bf16", "✓ rules: 3 kept")
-        await panel.press("y")
-        await panel.until(lambda: panel.feed.submitted[-1] == StartServer("hicache-bf16"))
+        await panel.shows("Start ── back to hicache-bf16")
+        assert panel.feed.submitted[-1] == StartServer("hicache-bf16", "hicache-bf16-95")
 
 
 async def test_cancelling_a_start_asks_first() -> None:

@@ -79,7 +79,7 @@ def test_at_the_ceiling_under_auto_the_limit_is_said_with_the_rule_that_binds() 
 def test_an_allowed_larger_preset_is_offered() -> None:
     bigger = PresetSummary("hicache-bf16", "", pool_tokens=159_277)
     verdict = diagnose(scene(server(28, 8, 0.93, pool=116_000), run(), presets=(bigger,)))[0]
-    assert verdict.lever.startswith("R hicache-bf16 holds 159,277 tokens")
+    assert verdict.lever.startswith("R hicache-bf16: ~54 at once instead of ~39")
 
 
 def test_a_failed_server_outranks_a_leftover_and_both_are_told() -> None:
@@ -104,9 +104,22 @@ def test_a_draining_server_without_work_is_not_called_ready() -> None:
     assert first.sentence == f"Server main drains: {reason}."
 
 
-def test_a_failure_without_a_log_line_does_not_promise_one() -> None:
-    silent = Server("main", "http://x", ServerState.FAILED, NOW - 9, "the process ended")
-    assert diagnose(scene(silent))[0].lever == "l shows the log"
+@pytest.mark.parametrize(
+    ("log_path", "evidence", "lever"),
+    [
+        (None, (), "S starts it again"),
+        ("/logs/a.log", (), "l shows its log, S starts it again"),
+        ("/logs/a.log", ("7  RuntimeError: x",), "l shows the log at the cause"),
+    ],
+)
+def test_a_failure_promises_a_log_and_a_line_in_it_only_where_they_are(
+    log_path: str | None, evidence: tuple[str, ...], lever: str
+) -> None:
+    failure = Failure("it failed", (), evidence) if evidence else None
+    silent = Server(
+        "main", "http://x", ServerState.FAILED, NOW - 9, log_path=log_path, failure=failure
+    )
+    assert diagnose(scene(silent))[0].lever == lever
 
 
 def test_memory_without_a_holder_is_not_offered_for_a_kill() -> None:

@@ -5,17 +5,23 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from tests.engine.tiny_model import BOS_ID, EOS_ID, write_tiny_model
 from tests.fakes.answers import answer, lines_of, write_journal
 from tests.fakes.runs import ids_rows, write_rows, write_run
 
 from kvctl.core.domain.errors import KvctlError, RunFileError, UsageError
+from kvctl.core.domain.runfile import PartitionSpec
+from kvctl.core.runs.columnar import parquet_rows
 from kvctl.core.runs.export import ExportOrder, ExportRequest, export
 from kvctl.core.runs.exported import ExportReport
+from kvctl.core.runs.indexing import index_entry
+from kvctl.core.runs.inputs import ModelFacts
 from kvctl.core.runs.locating import RunPlace, locate, spec_at
+from kvctl.core.runs.outfile import whole_file
 from kvctl.core.runs.scan import JournalDamaged
-from kvctl.core.runs.shapes import ExportFormat
+from kvctl.core.runs.shapes import ExportFormat, columns_of
 from kvctl.core.runs.templates import load_renderer
 
 Lines = list[dict[str, object]]
@@ -314,7 +320,7 @@ def test_nothing_that_fits_the_format_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(KvctlError, match="none of the 2 answers can be exported as messages"):
         exported(tmp_path, as_format("messages"))
     with pytest.raises(KvctlError, match=r"none of the 2 answers .* `tokenizer`"):
-        exported(tmp_path, as_format("text"))
+        exported(tmp_path, as_format("preformatted"))
 
 
 def test_text_is_prompt_and_answer_where_the_prompt_was_sent_as_text(tmp_path: Path) -> None:
@@ -322,7 +328,9 @@ def test_text_is_prompt_and_answer_where_the_prompt_was_sent_as_text(tmp_path: P
     sent = answer("p1", prompt="why ")
     del sent["input_ids"]
     write_journal(tmp_path, [sent])
-    assert exported(tmp_path, as_format("text"))[0] == [{"id": "p1", "text": "why answer 1"}]
+    assert exported(tmp_path, as_format("preformatted"))[0] == [
+        {"id": "p1", "text": "why answer 1"}
+    ]
     lines, report = exported(tmp_path)
     assert lines[0]["input_ids"] is None and lines[0]["prompt"] == "why "
     assert report.text_prompts == 1 and "`prompt` holds them" in report.warnings()[0]
@@ -351,14 +359,14 @@ def modelled(tmp_path: Path) -> Iterator[Path]:
 def test_text_of_token_ids_keeps_special_tokens_and_characters_across_the_seam(
     modelled: Path,
 ) -> None:
-    lines, _ = exported(modelled, as_format("text"))
+    lines, _ = exported(modelled, as_format("preformatted"))
     assert lines == [{"id": "r001", "text": "<|bos|>hi ü ok<|eos|>"}]
 
 
 def test_text_by_another_tokenizer_than_the_runs_is_refused(modelled: Path) -> None:
     write_journal(modelled, [answer("r001")], prompts_as="ids of 0123456789abcdef")
     with pytest.raises(KvctlError, match="not the tokenizer of this run"):
-        exported(modelled, as_format("text"))
+        exported(modelled, as_format("preformatted"))
     assert exported(modelled)[1].written == 1
 
 
@@ -429,3 +437,54 @@ def test_an_attached_run_is_refused(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text('[run]\n[attach]\nfile = "a.jsonl"\n')
     with pytest.raises(RunFileError, match="another client's"):
         spec_at(tmp_path / "run.toml")
+
+
+def test_text_is_prompt_and_response_apart(tmp_path: Path) -> None:
+    write_run(tmp_path, {"B": [{"id": "p1", "prompt": "why "}]})
+    sent = answer("p1", prompt="why ")
+    del sent["input_ids"]
+    write_journal(tmp_path, [sent])
+    assert exported(tmp_path, as_format("text"))[0] == [
+        {"id": "p1", "partition": "B", "prompt": "why ", "response": "answer 1"}
+    ]
+
+
+@pytest.mark.parametrize("format", ExportFormat)
+def test_a_table_holds_what_the_lines_hold(tmp_path: Path, format: ExportFormat) -> None:
+    if format.needs_turns:
+        write_chat_run(tmp_path)
+    else:
+        write_run(tmp_path, {"B": [{"id": f"p{n}", "prompt": f"ü {n}"} for n in range(1, 4)]})
+        records = [answer(f"p{n}", prompt=f"ü {n}", input_ids=None) for n in (1, 2, 3)]
+        write_journal(tmp_path, records)
+    lines, _ = exported(tmp_path, ExportRequest(format=format))
+    assert len(lines) > 2
+    with whole_file(tmp_path / "a.parquet", columns=columns_of(format)) as sink:
+        for line in lines:
+            sink.write(json.dumps(line).encode() + b"\n")
+    rows = list(map(json.loads, parquet_rows(tmp_path / "a.parquet")))
+    assert [
+        {**row, "tools": json.loads(row["tools"])} if "tools" in row else row for row in rows
+    ] == [{key: value for key, value in line.items() if value is not None} for line in lines]
+
+
+def test_a_table_of_turns_is_an_input_again(tmp_path: Path) -> None:
+    write_chat_run(tmp_path)
+    lines, _ = exported(tmp_path, as_format("messages"))
+    with whole_file(tmp_path / "a.parquet", columns=columns_of(ExportFormat.MESSAGES)) as sink:
+        for line in lines:
+            sink.write(json.dumps(line).encode() + b"\n")
+    spec = PartitionSpec("B", (str(tmp_path / "a.parquet"),))
+    (found,) = index_entry(spec, ModelFacts(), tmp_path, is_checked=False)
+    rows = [found.row(n) for n in range(len(found))]
+    assert [list(row.messages or ()) for row in rows] == [line["messages"] for line in lines]
+    assert [list(row.tools or ()) for row in rows] == [line.get("tools", []) for line in lines]
+
+
+def test_a_table_of_many_megabytes_is_written_in_groups(tmp_path: Path) -> None:
+    ids = list(range(3000))
+    with whole_file(tmp_path / "a.parquet", columns=columns_of(ExportFormat.IDS)) as sink:
+        for n in range(1200):
+            sink.write(json.dumps({"id": f"r{n}", "partition": "B", "output_ids": ids}).encode())
+    table = pq.ParquetFile(tmp_path / "a.parquet")
+    assert table.num_row_groups > 1 and table.metadata.num_rows == 1200

@@ -83,7 +83,7 @@ def test_zstd_is_written_or_its_package_named(tmp_path: Path) -> None:
     try:
         write(tmp_path / "a.jsonl.zst", b"line\n")
     except UsageError as error:
-        assert "pip install zstandard" in str(error) and os.listdir(tmp_path) == []
+        assert "kvctl[zstd]" in str(error) and os.listdir(tmp_path) == []
     else:
         assert (tmp_path / "a.jsonl.zst").read_bytes().startswith(b"\x28\xb5\x2f\xfd")
 

@@ -20,7 +20,7 @@ from kvctl.core.servers.flag_catalogue import (
 from kvctl.core.servers.flag_source import Constants, read_add_argument, read_field
 
 DATA = Path(__file__).parents[1] / "data"
-VERSIONS = ("0.4.6.post5", "0.5.10", "0.5.15", "0.5.23")
+VERSIONS = ("0.4.6.post5", "0.5.2", "0.5.6", "0.5.10", "0.5.15", "0.5.23")
 
 
 def catalogue_of(version: str) -> FlagCatalogue:
@@ -71,8 +71,8 @@ def test_o10_all_mistakes_are_told_at_once_with_their_lines() -> None:
         ("tp-size = [1, 2]", "not a list"),
         ("mem-fraction-static = 1.2", "between 0 and 1"),
         ('kv-cache-dtype = "fp4_e2m1"', "is no choice"),
-        ("cuda-graph-max-bs = 8", "ambiguous|now cuda-graph-max-bs-decode"),
-        ("enable-ep-moe = true", "removed after 0.4.9"),
+        ("cuda-graph-max-bs = 8", "removed; now cuda-graph-max-bs-decode"),
+        ("enable-ep-moe = true", "removed; now ep-size"),
         ("enable-hierarchical-cache = true\ndisable-radix-cache = true", "cannot work with"),
         ("tokenizer-worker-num = 1.5", "wants a whole number"),
     ],

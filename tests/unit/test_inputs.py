@@ -10,8 +10,9 @@ from tests.fakes.runs import write_rows
 
 from kvctl.core.domain.errors import RunFileError
 from kvctl.core.domain.runfile import InputFormat, PartitionSpec
-from kvctl.core.runs import sources, templates
-from kvctl.core.runs.inputs import ModelFacts, PartitionIndex, index_partition
+from kvctl.core.runs import jsonarray, templates
+from kvctl.core.runs.indexing import index_entry
+from kvctl.core.runs.inputs import ModelFacts, PartitionIndex
 from kvctl.core.runs.templates import load_renderer, vocabulary_of
 
 PROMPTS = Path(__file__).parents[1] / "data" / "prompts"
@@ -21,7 +22,8 @@ def index(
     *inputs: Path, facts: ModelFacts | None = None, spool: Path | None = None, **more: object
 ) -> PartitionIndex:
     spec = PartitionSpec("B", tuple(map(str, inputs)), **more)  # type: ignore[arg-type]
-    return index_partition(spec, facts or ModelFacts(), spool)
+    (found,) = index_entry(spec, facts or ModelFacts(), spool)
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -221,7 +223,7 @@ def test_packed_files_and_arrays_are_read_at_any_row(tmp_path: Path) -> None:
 def test_a_large_array_is_read_piece_by_piece(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sources, "_CHUNK_BYTES", 7)
+    monkeypatch.setattr(jsonarray, "_CHUNK_BYTES", 7)
     rows = [{"id": f"é{n}", "prompt": "日本" * n} for n in range(1, 12)]
     (tmp_path / "b.json").write_text(json.dumps(rows, ensure_ascii=False))
     found = index(tmp_path / "b.json", spool=tmp_path)

@@ -1,7 +1,6 @@
 """The journal: whole lines, durable before they count, repaired when the disk refuses."""
 
 import asyncio
-import errno
 import json
 import os
 import threading
@@ -14,7 +13,7 @@ from tests.fakes.runs import inline
 
 from kvctl.core.clock import ManualClock
 from kvctl.core.runs.foreign import ForeignScan, read_done_from, scan_foreign
-from kvctl.core.runs.journal import ERRORS, RESPONSES, DiskTrouble, Journal, in_thread, parts_of
+from kvctl.core.runs.journal import ERRORS, RESPONSES, Journal, in_thread, parts_of
 from kvctl.core.runs.records import ResponseHead, line_of
 from kvctl.core.runs.scan import (
     JournalDamaged,
@@ -42,12 +41,11 @@ def record(name: str, tokens: int = 3) -> bytes:
 
 
 class Desk:
-    """A journal on a manual clock, with what it said of the disk."""
+    """A journal on a manual clock."""
 
     def __init__(self, folder: Path, part_bytes: int = 1 << 30) -> None:
         self.clock = ManualClock()
-        self.said: list[str | None] = []
-        self.journal = Journal(folder, self.clock, inline, part_bytes, on_trouble=self.said.append)
+        self.journal = Journal(folder, self.clock, inline, part_bytes)
 
 
 @pytest.fixture
@@ -57,6 +55,19 @@ async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
     yield made
     if made.journal._writer is not None:
         await made.journal.close()
+
+
+def watch_fsync(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Note every file that is synced, and sync it."""
+    synced: list[Path] = []
+    real = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        synced.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    return synced
 
 
 def ids_in(folder: Path) -> list[str]:
@@ -70,12 +81,11 @@ def ids_in(folder: Path) -> list[str]:
 async def test_a_record_counts_only_after_its_fsync(
     desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    synced: list[int] = []
-    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(descriptor))
+    synced = watch_fsync(monkeypatch)
     durable = desk.journal.append(RESPONSES, record("a"))
     assert not durable.done() and desk.journal.pending == 1
     await desk.clock.advance(0.0)
-    assert durable.done() and len(synced) == 2
+    assert durable.done() and synced == [tmp_path, tmp_path / "raw_responses.jsonl"]
     assert desk.journal.last_durable_at == desk.clock.monotonic()
 
 
@@ -83,55 +93,13 @@ async def test_a_burst_is_written_in_groups_of_a_tenth_of_a_second(
     desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await desk.clock.advance(0.0)
-    synced: list[int] = []
-    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(descriptor))
+    synced = watch_fsync(monkeypatch)
     for n in range(100):
         desk.journal.append(RESPONSES, record(f"r{n}"))
         await desk.clock.advance(0.01)
     assert len(synced) <= 12
     await desk.clock.advance(1)
     assert ids_in(tmp_path) == [f"r{n}" for n in range(100)]
-
-
-async def test_a_full_disk_keeps_the_records_and_writes_them_whole_later(
-    desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    desk.journal.append(RESPONSES, record("first"))
-    await desk.clock.advance(1)
-    real = os.write
-
-    def half(descriptor: int, data: bytes) -> int:
-        real(descriptor, bytes(data)[: len(data) // 2])
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with monkeypatch.context() as full:
-        full.setattr(os, "write", half)
-        durable = [desk.journal.append(RESPONSES, record(n)) for n in ("a", "b")]
-        await desk.clock.advance(30)
-        assert not any(d.done() for d in durable) and desk.journal.pending == 2
-        assert ids_in(tmp_path) == ["first"]
-        assert desk.said == [f"{tmp_path}: cannot be written: No space left on device"]
-    await desk.clock.advance(6)
-    assert all(d.done() for d in durable)
-    assert ids_in(tmp_path) == ["first", "a", "b"]
-    assert desk.said[-1] is None
-
-
-async def test_a_failed_fsync_writes_the_record_again_and_not_twice(
-    desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    desk.journal.append(RESPONSES, record("first"))
-    await desk.clock.advance(1)
-
-    def fails(descriptor: int) -> None:
-        raise OSError(errno.EIO, "Input/output error")
-
-    with monkeypatch.context() as broken:
-        broken.setattr(os, "fsync", fails)
-        desk.journal.append(RESPONSES, record("a"))
-        await desk.clock.advance(11)
-    await desk.clock.advance(6)
-    assert ids_in(tmp_path) == ["first", "a"]
 
 
 async def test_one_stream_that_fails_does_not_stop_another(desk: Desk, tmp_path: Path) -> None:
@@ -143,21 +111,6 @@ async def test_one_stream_that_fails_does_not_stop_another(desk: Desk, tmp_path:
     (tmp_path / "errors.jsonl").rmdir()
     await desk.clock.advance(6)
     assert stuck.done()
-
-
-async def test_closing_on_a_full_disk_says_how_many_records_are_lost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    desk = Desk(tmp_path)
-    desk.journal.start()
-
-    def full(descriptor: int, data: bytes) -> int:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "write", full)
-    desk.journal.append(RESPONSES, record("a"))
-    with pytest.raises(DiskTrouble, match="1 records could not be written: No space left"):
-        await desk.journal.close()
 
 
 async def test_parts_are_numbered_by_size_and_read_in_order(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ from kvctl.core.domain.progress import (
     RateWindow,
     Work,
     expected_length,
-    remaining_s,
     sum_lengths,
 )
 
@@ -64,12 +63,15 @@ def test_unfinished_answers_lengthen_the_expectation() -> None:
     assert expected_length(Lengths(), 5000.0) is None
 
 
-def test_the_rest_takes_its_tokens_over_the_rate() -> None:
-    parts = [Work(10, 1000.0, 4000.0), Work(0, None, 0.0)]
-    assert remaining_s(parts, 100.0) == 60.0
+def test_what_is_left_is_its_tokens_less_what_was_made() -> None:
+    assert Work(10, 1000.0, 4000.0).tokens_left == 6000.0
+    assert Work(10, None, 0.0).tokens_left is None
+    assert Work(0, None, 0.0).tokens_left == 0.0
 
 
-def test_the_rest_is_unknown_while_a_length_or_the_rate_is() -> None:
-    assert remaining_s([Work(10, None, 0.0)], 100.0) is None
-    assert remaining_s([Work(10, 100.0, 0.0)], None) is None
-    assert remaining_s([Work(0, None, 0.0)], None) == 0.0
+def test_a_histogram_keeps_the_mean() -> None:
+    lengths = lengths_of([100, 117, 1300, 1301])
+    values = lengths.histogram()
+    assert sum(count for _, count in values) == 4
+    assert sum(value * count for value, count in values) == pytest.approx(lengths.total)
+    assert values == sorted(values)

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from kvctl.core.domain.throttle import QueueHold, ServerSample, ThrottleParameters
+from kvctl.core.domain.throttle import QueueHold
+from kvctl.core.domain.throttle_parameters import ServerSample, ThrottleParameters
 
 
 def sample(at: float, running: int, queued: int, usage: float = 0.6) -> ServerSample:
@@ -24,21 +25,68 @@ def followed(law: QueueHold, usage: float, seconds: int) -> list[int]:
 
 
 def test_before_any_sample_the_start_value_is_allowed() -> None:
-    assert QueueHold().decide(0.0).allowed == 16
+    assert QueueHold().decide(0.0).allowed == 32
+
+
+def warm(n: float, usage: float = 0.6) -> QueueHold:
+    """A law past its cold start that stands at `n`."""
+    law = QueueHold()
+    law.observe(sample(0, round(n), 0, usage), round(n))
+    law._n = n
+    return law
+
+
+# -- the start from an empty server -----------------------------------------------------------
+
+
+def test_an_empty_pool_is_filled_by_its_room_threefold_a_sample_at_most() -> None:
+    law = QueueHold()
+    assert law.observe(sample(1, 32, 0, usage=0.05), 32) == 96
+    assert law.observe(sample(2, 96, 0, usage=0.30), 96) == 112  # 96 x .35 / .30
+
+
+def test_the_leaps_end_at_128_and_growth_goes_on_by_a_quarter() -> None:
+    assert followed(QueueHold(), usage=0.01, seconds=5) == [32, 96, 128, 160, 200]
+
+
+def test_a_queue_while_the_first_requests_are_prefilled_lowers_nothing() -> None:
+    law = QueueHold()
+    allowed = fed(law, [sample(at, 2 * at, 30, 0.1) for at in range(1, 9)], 32)
+    assert allowed == [32] * 8
+
+
+def test_a_queue_that_stays_ends_the_start_though_the_pool_is_empty() -> None:
+    law = QueueHold()
+    allowed = fed(law, [sample(at, 8, 24, 0.05) for at in range(14)], 32)
+    assert allowed[9] == 32 and allowed[13] == 8 + 4
+
+
+def test_a_first_sample_of_a_busy_server_is_no_cold_start() -> None:
+    law = QueueHold()
+    assert law.observe(sample(0, 60, 30, usage=0.9), 0) == 32 + 3
+
+
+# -- growth, queue and the way down -----------------------------------------------------------
 
 
 def test_an_empty_queue_and_used_slots_raise_the_target() -> None:
-    law = QueueHold()
-    assert law.observe(sample(1, 16, 0, usage=0.1), 16) == 20
+    assert warm(16.0).observe(sample(1, 16, 0, usage=0.6), 16) == 18
+    assert warm(100.0).observe(sample(1, 100, 0, usage=0.6), 100) == 110
 
 
-def test_growth_is_a_quarter_below_half_usage_and_a_tenth_above() -> None:
-    cool, loaded = QueueHold(), QueueHold()
-    for law in (cool, loaded):
-        law.observe(sample(0, 100, 50, usage=0.4), 100)
-        law._n = 100.0
-    assert cool.observe(sample(1, 100, 0, usage=0.4), 100) == 125
-    assert loaded.observe(sample(1, 100, 0, usage=0.6), 100) == 110
+def test_with_a_known_fit_growth_is_a_quarter() -> None:
+    law = warm(100.0)
+    law.set_fit(200.0)
+    assert law.observe(sample(1, 100, 0, usage=0.6), 100) == 125
+
+
+def test_no_growth_where_the_pool_will_be_full_within_seconds() -> None:
+    slow, fast = warm(100.0, usage=0.5), warm(100.0, usage=0.5)
+    for at in range(1, 6):
+        slow.observe(sample(at, 100, 0, 0.5 + 0.01 * at), 50)
+        fast.observe(sample(at, 100, 0, 0.5 + 0.06 * at), 50)
+    assert slow.observe(sample(6, 100, 0, 0.56), 100) == 110
+    assert fast.observe(sample(6, 100, 0, 0.86), 100) == 100
 
 
 def test_a_long_queue_lowers_the_target_at_once_to_running_plus_a_short_queue() -> None:
@@ -49,17 +97,15 @@ def test_a_long_queue_lowers_the_target_at_once_to_running_plus_a_short_queue() 
 
 
 def test_a_raise_waits_for_a_sample_taken_after_it() -> None:
-    law = QueueHold()
-    first = law.observe(sample(1, 16, 0, 0.1), 16, now=6.0)
-    assert first == 20
-    assert law.observe(sample(2, 16, 0, 0.1), 20, now=7.0) == 20
-    assert law.observe(sample(7, 20, 0, 0.1), 20, now=12.0) == 25
+    law = warm(50.0)
+    assert law.observe(sample(1, 50, 0), 50, now=6.0) == 55
+    assert law.observe(sample(2, 50, 0), 55, now=7.0) == 55
+    assert law.observe(sample(7, 55, 0), 55, now=12.0) == 60
 
 
 def test_no_growth_near_a_full_pool() -> None:
-    law = QueueHold()
-    law.observe(sample(0, 30, 0, 0.98), 16)
-    assert law.observe(sample(1, 30, 0, 0.98), 16) == 16
+    law = warm(32.0, usage=0.98)
+    assert law.observe(sample(1, 32, 0, 0.98), 32) == 32
 
 
 def test_slots_left_unused_by_a_pause_do_not_shrink_the_target() -> None:
@@ -107,7 +153,7 @@ def test_another_server_starts_over(change: dict[str, object]) -> None:
     law.observe(before, 84)
     law._n = 84.0
     after = replace(before, at=1.0, running=0, queued=0, usage=0.0, **change)  # type: ignore[arg-type]
-    assert law.observe(after, 0) == 16
+    assert law.observe(after, 0) == 32
 
 
 def test_a_gap_freezes_then_holds_then_starts_over() -> None:
@@ -117,7 +163,7 @@ def test_a_gap_freezes_then_holds_then_starts_over() -> None:
     assert law.decide(30.0).allowed == 84
     held = law.decide(61.0)
     assert held.is_held and held.allowed == 0 and "61 s" in held.reason
-    assert law.observe(sample(70, 3, 0, 0.1), 3, now=70.0) == 16
+    assert law.observe(sample(70, 3, 0, 0.1), 3, now=70.0) == 32
 
 
 def test_staleness_holds_in_manual_too() -> None:
@@ -157,9 +203,14 @@ def test_a_hold_ends_after_ten_seconds_at_a_short_queue() -> None:
 def test_a_queue_twice_as_long_as_wanted_for_ten_seconds_holds() -> None:
     law = QueueHold()
     samples = [sample(at, 70, 79, 0.93) for at in range(13)]
-    allowed = fed(law, samples, 150)
+    allowed = fed(law, samples, 60)
     assert allowed[5] > 0 and allowed[-1] == 0
     assert "79 already wait" in law.decide(12.0).reason
+
+
+def test_a_queue_of_what_was_sent_before_n_fell_does_not_hold() -> None:
+    law = QueueHold()
+    assert all(n > 0 for n in fed(law, [sample(at, 70, 79, 0.93) for at in range(13)], 150))
 
 
 def test_a_sample_older_than_the_last_changes_nothing() -> None:
@@ -173,11 +224,11 @@ def test_suspended_allows_nothing_and_says_why() -> None:
     law.suspend("the engine is paused")
     assert law.decide(0.0).allowed == 0
     law.suspend(None)
-    assert law.decide(0.0).allowed == 16
+    assert law.decide(0.0).allowed == 32
 
 
 def test_the_target_stays_within_the_operators_bounds() -> None:
     law = QueueHold(ThrottleParameters(least=6, most=40))
     grown = fed(law, [sample(at, 400, 0, 0.1) for at in range(1, 60)], 400)
     assert max(grown) == 40
-    assert QueueHold(ThrottleParameters(least=6)).observe(sample(0, 0, 5, 0.1), 5) == 6
+    assert QueueHold(ThrottleParameters(least=6)).observe(sample(0, 0, 5, 0.9), 5) == 6

@@ -1,99 +1,38 @@
 """The queue-hold law against the simulated pool: as good as the best fixed number, unasked.
 
-Three of the nine (capacity, lengths) cases that the law was chosen by; half an hour each.
+A short part of `python -m tests.benchmarks.law_regression`, which has all cases and more seeds.
 """
 
-import math
-import random
-from dataclasses import dataclass, field
+from dataclasses import replace
 
 import pytest
+from tests.fakes.throttled import (
+    CAP,
+    H200,
+    LONG,
+    SHORT,
+    Lengths,
+    Second,
+    Setting,
+    ThrottledClient,
+    pace,
+)
 
-from kvctl.core.domain.ceiling import fit, held_tokens
-from kvctl.core.domain.throttle import QueueHold, ServerSample
-from kvctl.core.sim.model import Finished, PoolLimits, PoolRequest
-from kvctl.core.sim.pool import Pool
+from kvctl.core.domain.throttle import QueueHold
+from kvctl.core.domain.throttle_parameters import ThrottleParameters
+from kvctl.core.sim.model import StepLaw
 
-PROMPT = 200
 WARM_S, END_S = 600, 2400
+MIXED = tuple(Lengths(mean, 0.6, 6000, prompts=(400, 600)) for mean in (1000.0, 2000.0, 3000.0))
+COLD = Setting(159_277, MIXED, H200)
 
 
-@dataclass(frozen=True)
-class Lengths:
-    """Log-normal answer lengths."""
-
-    mean: float
-    cv: float
-    limit: int
-
-    def draw(self, source: random.Random) -> int:
-        variance = math.log(1 + self.cv**2)
-        drawn = source.lognormvariate(math.log(self.mean) - variance / 2, math.sqrt(variance))
-        return max(1, int(drawn))
+def auto(setting: Setting, until_s: int = END_S, seed: int = 1) -> list[Second]:
+    return ThrottledClient(setting, QueueHold(), seed=seed).run(until_s)
 
 
-LONG, CAP, SHORT = Lengths(4600, 1.0, 16384), Lengths(4000, 0.2, 4096), Lengths(1500, 0.9, 4096)
-
-
-@dataclass
-class Client:
-    """A client that keeps `allowed` requests in flight at a simulated pool."""
-
-    capacity: int
-    lengths: Lengths
-    law: QueueHold | None = None
-    allowed: int = 0
-    in_flight: int = 0
-    sent: int = 0
-    totals: list[int] = field(default_factory=lambda: [0, 0, 0])
-    queued: list[int] = field(default_factory=list)
-    starved: list[bool] = field(default_factory=list)
-    """Every second: nothing waits although a fifth of the pool is free."""
-
-    def run(self) -> float:
-        """Return generated tokens per second after the warm-up."""
-        source = random.Random(1)
-        pool = Pool(PoolLimits(self.capacity))
-        before = 0
-        for second in range(1, END_S + 1):
-            if self.law is not None:
-                self.allowed = self.law.decide(float(second)).allowed
-            while self.in_flight < self.allowed:
-                self._send(pool, source, float(second))
-            for event in pool.advance(float(second)):
-                if isinstance(event, Finished):
-                    self._count(event.request.length)
-            if self.law is not None:
-                self._observe(self.law, pool, float(second))
-            self.queued.append(len(pool.queue))
-            self.starved.append(not pool.queue and pool.usage < 0.8)
-            if second == WARM_S:
-                before = pool.totals.decode_tokens
-        return (pool.totals.decode_tokens - before) / (END_S - WARM_S)
-
-    def _send(self, pool: Pool, source: random.Random, at: float) -> None:
-        self.sent += 1
-        self.in_flight += 1
-        limit = self.lengths.limit
-        pool.submit(PoolRequest(str(self.sent), PROMPT, limit, self.lengths.draw(source), at))
-
-    def _count(self, length: int) -> None:
-        self.in_flight -= 1
-        self.totals = [self.totals[0] + 1, self.totals[1] + length, self.totals[2] + length**2]
-
-    def _observe(self, law: QueueHold, pool: Pool, at: float) -> None:
-        count, total, squares = self.totals
-        if count >= 12:
-            law.set_fit(fit(self.capacity, held_tokens(PROMPT, total, squares), 0.93))
-        sample = ServerSample(
-            at,
-            len(pool.running),
-            len(pool.queue),
-            min(1.0, pool.usage),
-            pool.totals.retracted_requests,
-            self.capacity,
-        )
-        law.observe(sample, self.in_flight)
+def fixed(setting: Setting, slots: int, until_s: int = END_S, seed: int = 1) -> list[Second]:
+    return ThrottledClient(setting, fixed=slots, seed=seed).run(until_s)
 
 
 @pytest.mark.parametrize(
@@ -104,16 +43,49 @@ class Client:
 def test_auto_is_as_good_as_the_best_fixed_number_with_a_short_queue(
     capacity: int, lengths: Lengths, best_fixed: int
 ) -> None:
-    auto = Client(capacity, lengths, law=QueueHold())
-    fixed = Client(capacity, lengths, allowed=best_fixed)
-    assert auto.run() >= 0.97 * fixed.run()
-    after = auto.queued[WARM_S:]
+    setting = Setting(capacity, (lengths,))
+    course, best = auto(setting), fixed(setting, best_fixed)
+    assert pace(course, WARM_S, END_S) >= 0.97 * pace(best, WARM_S, END_S)
+    after = [second.queued for second in course[WARM_S:]]
     assert sum(after) / len(after) < 45
 
 
+def test_telemetry_five_seconds_late_costs_next_to_nothing() -> None:
+    setting = Setting(159_277, (CAP,))
+    stale = auto(replace(setting, every_s=5.0, late_s=5.0))
+    assert pace(stale, WARM_S, END_S) >= 0.97 * pace(fixed(setting, 100), WARM_S, END_S)
+
+
 def test_a_fixed_150_starves_where_auto_does_not() -> None:
-    auto = Client(376_029, SHORT, law=QueueHold())
-    fixed = Client(376_029, SHORT, allowed=150)
-    assert fixed.run() < 0.9 * auto.run()
-    assert sum(fixed.starved[WARM_S:]) > 600
-    assert sum(auto.starved[WARM_S:]) < 60
+    setting = Setting(376_029, (SHORT,))
+    held, starving = auto(setting), fixed(setting, 150)
+    assert pace(starving, WARM_S, END_S) < 0.9 * pace(held, WARM_S, END_S)
+    assert sum(second.is_starved for second in starving[WARM_S:]) > 600
+    assert sum(second.is_starved for second in held[WARM_S:]) < 60
+
+
+def test_other_lengths_leave_the_pool_idle_for_seconds_only() -> None:
+    setting = Setting(159_277, (LONG,), later=(SHORT,), switch_s=900)
+    course = auto(setting)
+    assert sum(second.is_starved for second in course[900:]) <= 10
+
+
+@pytest.mark.parametrize("limit", [None, 6000], ids=["exact limits", "one generous limit"])
+def test_from_an_empty_h200_auto_fills_the_pool_as_fast_as_150_slots(limit: int | None) -> None:
+    setting = replace(COLD, loads=tuple(replace(load, limit=limit) for load in MIXED))
+    seeds = (1, 2, 3)
+    ours = [auto(setting, 105, seed) for seed in seeds]
+    flood = [fixed(setting, 150, 105, seed) for seed in seeds]
+    assert sum(course[-1].decoded for course in ours) >= 0.975 * sum(
+        course[-1].decoded for course in flood
+    )
+    assert sum(c[-1].retracted for c in ours) <= sum(c[-1].retracted for c in flood)
+
+
+def test_the_retraction_probe_repairs_slow_prefill() -> None:
+    setting = Setting(376_029, (CAP,), StepLaw(prefill_tokens_per_s=800.0))
+    end = 4800
+    probed = auto(setting, end)
+    law = QueueHold(ThrottleParameters(probe_ratio=100.0))
+    plain = ThrottledClient(setting, law).run(end)
+    assert pace(probed, 3600, end) > 1.05 * pace(plain, 3600, end)

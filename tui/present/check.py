@@ -2,7 +2,7 @@
 
 A key that is missing is a line that is not shown. Keys of its data: `lines` [{ok, name, text}],
 `diff` [{flag, now, after, kind}], `same` (number of unchanged flags), `brings` [str], `time`
-(str), `how` {way: {text, cost}}, `pool_tokens` (int).
+(str), `how` {way: {text, cost}}, `predicted_tokens` (int), `calibrated_by` (str).
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvctl.core.controller.commands import Outcome
+from kvctl.core.domain.units import kilo_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,8 @@ class Check:
     brings: tuple[str, ...] = ()
     time: str = ""
     how: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    pool_tokens: int | None = None
+    calibrated: str = ""
+    """What the expected pool rests on."""
 
     @property
     def is_passed(self) -> bool:
@@ -60,7 +62,6 @@ class Check:
 def read_check(preset: str, outcome: Outcome) -> Check:
     """Return the outcome of CheckPreset as a typed value."""
     data = outcome.data
-    pool = data.get("pool_tokens")
     same = data.get("same")
     return Check(
         preset,
@@ -78,8 +79,16 @@ def read_check(preset: str, outcome: Outcome) -> Check:
         tuple(str(text) for text in _sequence(data.get("brings"))),
         str(data.get("time") or ""),
         _ways(data.get("how")),
-        pool if isinstance(pool, int) else None,
+        _calibrated(data),
     )
+
+
+def _calibrated(data: Mapping[str, Any]) -> str:
+    pool, by = data.get("predicted_tokens"), data.get("calibrated_by")
+    if not isinstance(pool, int):
+        return ""
+    source = f"calibrated by {by}" if by else "not calibrated yet: assumptions alone"
+    return f"KV pool ~{kilo_tokens(pool)}, {source}"
 
 
 def _sequence(value: object) -> Sequence[Any]:

@@ -4,21 +4,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvctl.core.controller.commands import WaitHow
-from kvctl.core.domain.server import Server, StageState
+from kvctl.core.domain.server import Server, ServerState, StageState
 from kvctl.core.domain.snapshot import PresetSummary, Snapshot
 from kvctl.core.domain.units import duration, kilo_tokens
 from kvctl.tui.present import stages
 from kvctl.tui.present.box import Box, Option
 from kvctl.tui.present.check import Check, CheckLine
-from kvctl.tui.present.figures import rounded_tokens
 from kvctl.tui.present.line import Ink, Line, Pen, beside, fitted, plain, widened
-from kvctl.tui.present.presets import in_order
+from kvctl.tui.present.presets import in_order, needs_words, plan_of, pool_word
 from kvctl.tui.present.text import literal, width, wrap
 from kvctl.tui.present.words import short_paths
 
 MARKS = {"ok": ("✓", Ink.GOOD), "warn": ("!", Ink.WARN), "fail": ("✗", Ink.BAD)}
 LIST_WIDTH = 32
 _NARROW = 70
+_GOES_ON = "Esc to the overview (goes on)   X cancel this start"
 _AHEAD = (StageState.TODO, StageState.DOING)
 
 
@@ -89,10 +89,12 @@ def _preflight(snapshot: Snapshot, state: RestartState, columns: int, detail: in
     box.section(_title(snapshot, state))
     _top(box, snapshot, state, detail)
     check = state.check
-    if check is not None and check.brings and detail >= 2:
+    if check is not None and (check.brings or (check.calibrated and detail >= 3)) and detail >= 2:
         box.section("What it brings")
         for text in check.brings[:2]:
             box.text(text, most=1)
+        if check.calibrated and detail >= 3:
+            box.text(check.calibrated, Ink.DIM, 1)
     _checks(box, check, detail)
     if not state.is_start:
         _run_section(box, snapshot, state, detail)
@@ -139,34 +141,34 @@ def _preset_list(snapshot: Snapshot, state: RestartState, detail: int, columns: 
     drawn = [head.line()]
     for number, preset in enumerate(in_order(snapshot)):
         is_chosen = number == state.chosen % len(snapshot.presets)
-        drawn.append(_preset_line(preset, is_chosen, state.check, columns))
-        reason = preset.problem or preset.refused
+        drawn.append(_preset_line(preset, is_chosen, snapshot, columns))
+        reason = preset.problem or preset.refused or (needs_words(preset) if is_chosen else "")
         if reason and (is_chosen or (detail >= 2 and not preset.problem)):
             texts = wrap(short_paths(reason), columns - 6)[: 3 if is_chosen else 1]
             drawn += [plain(columns, f"     {text}", Ink.DIM) for text in texts]
     return drawn
 
 
-def _preset_line(preset: PresetSummary, is_chosen: bool, check: Check | None, columns: int) -> Line:
+def _preset_line(preset: PresetSummary, is_chosen: bool, snapshot: Snapshot, columns: int) -> Line:
     pen = Pen(columns)
     if is_chosen:
         pen.put(1, ">", Ink.BOLD)
-    word = _preset_word(preset, is_chosen, check)
+    name = f"{literal(preset.name)}{'  runs now' if preset.is_running else ''}"
+    word = _preset_word(preset, snapshot, columns - 5 - width(name))
     pen.right(columns - 1, word)
     room = columns - 5 - width(word)
-    name = f"{literal(preset.name)}{'  runs now' if preset.is_running else ''}"
     pen.put(3, name, Ink.BOLD if is_chosen else Ink.PLAIN, room)
     return pen.line()
 
 
-def _preset_word(preset: PresetSummary, is_chosen: bool, check: Check | None) -> str:
+def _preset_word(preset: PresetSummary, snapshot: Snapshot, room: int) -> str:
     if preset.problem:
         return "unreadable"
     if preset.refused:
         return "refused"
-    if is_chosen and check is not None and check.pool_tokens and check.preset == preset.name:
-        return f"~{kilo_tokens(check.pool_tokens)}"
-    return rounded_tokens(preset.pool_tokens)
+    if preset.needs:
+        return "needs a variable"
+    return pool_word(preset, plan_of(snapshot, preset.name), room)
 
 
 def _changes(check: Check | None, columns: int, most: int) -> list[Line]:
@@ -288,11 +290,25 @@ def running(snapshot: Snapshot, columns: int, rows: int, title: str, said: str =
     box.text(server.last_log_line or "no line yet", Ink.DIM, 1)
     if said:
         box.text(said, Ink.BOLD, 3)
-    going_on = "Esc to the overview (goes on)   X cancel this start"
     pen = Pen(box.inner)
-    pen.right(box.inner - 1, f"l log   {'Esc to the overview' if said else going_on}", Ink.DIM)
+    pen.right(box.inner - 1, _ways_out(snapshot, said), Ink.DIM)
     box.lines([pen.line()])
     return box.end()
+
+
+def has_failed(snapshot: Snapshot, said: str) -> bool:
+    """Return whether what was begun has ended with a server that failed."""
+    server = snapshot.server
+    return bool(said) and server is not None and server.state is ServerState.FAILED
+
+
+def _ways_out(snapshot: Snapshot, said: str) -> str:
+    """Return the keys that mean something now; after a failure the way back is first."""
+    if has_failed(snapshot, said):
+        good = snapshot.last_good_preset
+        back = f"b back to {literal(good)}   " if good else ""
+        return f"{back}w the card   l log   Esc to the overview"
+    return f"l log   {'Esc to the overview' if said else _GOES_ON}"
 
 
 def _elapsed(snapshot: Snapshot, server: Server) -> str:

@@ -10,7 +10,7 @@ from kvctl.tui.present.figures import MISSING, bar, seconds_short
 from kvctl.tui.present.line import Ink, Line, Pen, plain
 from kvctl.tui.present.text import width, wrap
 from kvctl.tui.present.view import View
-from kvctl.tui.present.words import hours, minute, moment
+from kvctl.tui.present.words import hours, minute, moment, within
 
 GB = 10**9
 _LONGEST_NAME = 14
@@ -144,9 +144,11 @@ def _tally(part: Partition, snapshot: Snapshot, columns: int) -> Tally:
 def _whole(run: Run, snapshot: Snapshot) -> Tally:
     mean = run.tokens / run.done if run.done and run.tokens else None
     capped = sum(part.length_capped for part in run.partitions)
+    left = within(run.remaining_s, run.remaining_low_s, run.remaining_high_s)
+    is_young = run.remaining_s is None and run.state is RunState.RUNNING
+    when = "not yet known" if is_young else moment(run.done_wall, snapshot.wall)
     return Tally("all", run.done, run.total, mean, capped / run.done if run.done else None,
-                 run.failed, run.in_flight, run.effective_tokens_per_s, hours(run.remaining_s),
-                 moment(run.done_wall, snapshot.wall))  # fmt: skip
+                 run.failed, run.in_flight, run.effective_tokens_per_s, left, when)  # fmt: skip
 
 
 _WIDE_HEADS = (

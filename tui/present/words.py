@@ -9,6 +9,7 @@ from kvctl.core.domain.snapshot import Snapshot
 from kvctl.core.domain.units import duration
 
 _ROUND_TO_S = 300
+_UNITS = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
 _PATH = re.compile(r"(?:/[^\s/:]+){2,}/([^\s/:]+)")
 
 
@@ -47,6 +48,16 @@ def hours(seconds: float | None) -> str:
         return duration(seconds)
     minutes = round(seconds) // 60
     return f"{minutes // 60} h {minutes % 60:02d} m"
+
+
+def within(middle_s: float | None, low_s: float | None, high_s: float | None) -> str:
+    """Return a duration with what it may be off by: "34 ± 2 h", "52 ± 4 min", "–" if unknown."""
+    if middle_s is None or low_s is None or high_s is None or not middle_s:
+        return hours(middle_s)
+    size, word = next((size, word) for size, word in _UNITS if middle_s >= 2 * size or size == 1.0)
+    half = (high_s - low_s) / 2 / size
+    digits = 0 if half >= 2 or size == 1.0 else 1
+    return f"{middle_s / size:.{digits}f} ± {half:.{digits}f} {word}"
 
 
 def moment(wall: float | None, now_wall: float) -> str:

@@ -143,12 +143,18 @@ class PalettePage(PageScreen):
             self.app.call_later(panel.do, name)
 
 
+_CARD_DEEDS = {"b": "last_good", "r": "stop", "l": "log"}
+"""Key of the failure card -> action."""
+
+
 class CardDialog(DialogScreen):
     """The failure card: cause, what to do, evidence, state now."""
 
     def lines(self, size: Size) -> list[Line]:
         """Return the card."""
-        keys = (("b", "a preset that worked"), ("r", "the same again"), ("l", "log"),
+        good = self.panel.snapshot.last_good_preset
+        back = (("b", f"back to {good}, the last preset that worked"),) if good else ()
+        keys = (*back, ("r", "the same again"), ("l", "log"),
                 ("y", "copy this card"), ("Esc", "back; the verdict stays"))  # fmt: skip
         return failure.card(self.panel.snapshot, min(WIDEST, size.columns), keys)
 
@@ -157,9 +163,9 @@ class CardDialog(DialogScreen):
         panel = self.panel
         if key in (*_LEAVE, "w", "enter", "n"):
             self.dismiss(None)
-        elif key in ("b", "r", "l"):
+        elif key in _CARD_DEEDS:
             self.dismiss(None)
-            self.app.call_later(panel.do, "log" if key == "l" else "stop", key)
+            self.app.call_later(panel.do, _CARD_DEEDS[key], key)
         elif key == "y":
             text = "\n".join(line.text for line in self.lines(Size(WIDEST, 40)))
             self.app.copy_to_clipboard(text)

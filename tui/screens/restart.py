@@ -146,12 +146,14 @@ class StagesDialog(DialogScreen):
 
     def press(self, key: str, character: str | None) -> None:
         """Leave it going on, read the log, or cancel the start."""
-        panel = self.panel
-        if key in ("escape", "q", "w", "enter"):
+        deeds = {"l": "log", "X": "cancel"}
+        if restart.has_failed(self.panel.snapshot, self._said()):
+            deeds |= {"b": "last_good", "w": "why"}
+        if key in deeds:
             self.dismiss(None)
-        elif key in ("l", "X"):
+            self.app.call_later(self.panel.do, deeds[key])
+        elif key in ("escape", "q", "w", "enter"):
             self.dismiss(None)
-            self.app.call_later(panel.do, "log" if key == "l" else "cancel")
 
 
 def _first_choice(snapshot: Snapshot, preset: str | None) -> int:
@@ -165,7 +167,7 @@ def _first_choice(snapshot: Snapshot, preset: str | None) -> int:
         if lever.startswith("R ") and found.name in lever.split() and not found.refused:
             return number
     running = [n for n, found in enumerate(presets) if found.is_running]
-    allowed = [n for n, found in enumerate(presets) if not (found.refused or found.problem)]
+    allowed = [n for n, p in enumerate(presets) if not (p.refused or p.problem or p.needs)]
     return (running or allowed or [0])[0]
 
 

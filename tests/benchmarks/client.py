@@ -1,0 +1,327 @@
+"""kvctl's client against others on the same server, which answers 4,000 tokens at once.
+
+    python -m tests.benchmarks.client [--count 10000] [--rounds 3] [--long 100000] [--write]
+
+Client and server have a core each. `kvctl` is the run driver as kvctld runs it, journal on; `raw
+aiohttp` posts, reads and parses the body and does nothing else; the peer is sglang's bench_serving
+from the test engine's interpreter. Writes results/client.md.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import re
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import aiohttp
+import msgspec
+from tests.engine.launch import engine_env, engine_home
+from tests.fakes.sim_server import free_port
+
+from kvctl.core.clock import RealClock
+from kvctl.core.runs.driver import RunDriver
+from kvctl.core.runs.runfile import load_run
+from kvctl.core.runs.transport import AiohttpGenerator
+
+SLOTS, PROMPT_TOKENS = 150, 200
+CLIENT_CORE, SERVER_CORE = 0, 1
+LAG_STEP_S = 0.01
+RESULT = Path(__file__).parent / "results" / "client.md"
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One client over one round."""
+
+    count: int
+    wall_s: float
+    cpu_s: float
+    """User and system time of the client's process."""
+    lag_p99_ms: float | None = None
+    """Event loop: how much later than asked a sleep of 10 ms ended; None: not measured."""
+    rss_mb: tuple[float, ...] = ()
+    """Resident memory at every tenth of the requests, MB."""
+
+    @property
+    def per_s(self) -> float:
+        """Return responses per second."""
+        return self.count / self.wall_s
+
+    @property
+    def cpu_ms(self) -> float:
+        """Return CPU milliseconds a response."""
+        return self.cpu_s / self.count * 1000
+
+
+class Lag:
+    """How late the event loop is."""
+
+    def __init__(self) -> None:
+        """Begin with nothing measured."""
+        self.late: list[float] = []
+
+    async def watch(self) -> None:
+        """Sleep shortly again and again until cancelled."""
+        while True:
+            before = time.perf_counter()
+            await asyncio.sleep(LAG_STEP_S)
+            self.late.append(time.perf_counter() - before - LAG_STEP_S)
+
+    def p99_ms(self) -> float:
+        """Return the 99th percentile, milliseconds."""
+        return 1000 * sorted(self.late)[int(0.99 * (len(self.late) - 1))]
+
+
+def cpu_s() -> float:
+    """Return this process's CPU seconds so far, threads included."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def rss_mb() -> float:
+    """Return this process's resident memory now, MB."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize() / 1e6
+
+
+# -- the clients, each in a process of its own -----------------------------------------------
+
+
+async def run_kvctl(url: str, count: int) -> Measured:
+    """Drive a run of that many rows."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        driver = RunDriver(load_run(write_run(folder, count)), RealClock(), [_at(url)])
+        await driver.open()
+        lag, rss = Lag(), [rss_mb()]
+        watching = asyncio.create_task(lag.watch())
+        driver.set_target(SLOTS)
+        began, cpu = time.perf_counter(), cpu_s()
+        driver.start()
+        for tenth in range(1, 11):
+            await driver.until(_reached(driver, count * tenth // 10), 3600.0)
+            rss.append(rss_mb())
+        await driver.finished()
+        measured = Measured(
+            count, time.perf_counter() - began, cpu_s() - cpu, lag.p99_ms(), tuple(rss)
+        )
+        watching.cancel()
+        await driver.close()
+        return measured
+
+
+def _at(url: str) -> Callable[[], AiohttpGenerator]:
+    return lambda: AiohttpGenerator(url)
+
+
+def _reached(driver: RunDriver, wanted: int) -> Callable[[], bool]:
+    assert driver._pump is not None
+    parts = driver._pump.opened.counters.partitions
+    return lambda: sum(part.done for part in parts) >= wanted
+
+
+def write_run(folder: Path, count: int) -> Path:
+    """Write a run of that many rows of ids."""
+    tail = ",".join(["5"] * (PROMPT_TOKENS - 1))
+    with (folder / "B.jsonl").open("w") as lines:
+        for row in range(count):
+            lines.write(f'{{"id":"r{row}","input_ids":[{row % 900},{tail}]}}\n')
+    path = folder / "run.toml"
+    path.write_text(
+        f'[run]\nname = "client"\noutput = "out"\nconcurrency = {SLOTS}\n'
+        "[sampling]\nmax_new_tokens = 4000\n"
+        '[[partition]]\nname = "B"\ninput = "B.jsonl"\n'
+    )
+    return path
+
+
+async def run_raw(url: str, count: int, parse: Callable[[bytes], object]) -> Measured:
+    """Post, read and parse with bare aiohttp."""
+    tail = [5] * (PROMPT_TOKENS - 1)
+    numbers = iter(range(count))
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(connector=connector) as session:
+
+        async def worker() -> None:
+            for row in numbers:
+                body = {
+                    "rid": f"r{row:08d}.",
+                    "input_ids": [row % 900, *tail],
+                    "sampling_params": {"max_new_tokens": 4000},
+                }
+                async with session.post(f"{url}/generate", json=body) as response:
+                    parse(await response.read())
+
+        lag = Lag()
+        watching = asyncio.create_task(lag.watch())
+        began, cpu = time.perf_counter(), cpu_s()
+        await asyncio.gather(*(worker() for _ in range(SLOTS)))
+        watching.cancel()
+        return Measured(count, time.perf_counter() - began, cpu_s() - cpu, lag.p99_ms())
+
+
+def as_child(which: str, url: str, count: int) -> None:
+    """Be one client on its core and print what was measured."""
+    os.sched_setaffinity(0, {CLIENT_CORE})
+    if which == "kvctl":
+        measured = asyncio.run(run_kvctl(url, count))
+    else:
+        parse = json.loads if which == "raw" else msgspec.json.decode
+        measured = asyncio.run(run_raw(url, count, parse))
+    print(json.dumps(asdict(measured)))
+
+
+# -- the bench -------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def serving() -> Iterator[str]:
+    """Run the trivial server on the other core."""
+    port = free_port()
+    command = [sys.executable, "-m", "tests.benchmarks.trivial_server", str(port)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        os.sched_setaffinity(server.pid, {SERVER_CORE})
+        assert server.stdout is not None and server.stdout.readline() == "ready\n"
+        try:
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            server.kill()
+
+
+def measure(which: str, url: str, count: int) -> Measured:
+    """Run one client in a process of its own."""
+    if which == "bench_serving":
+        return measure_peer(url, count)
+    command = [sys.executable, "-m", "tests.benchmarks.client", "--child", which, url, str(count)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    return Measured(**{**found, "rss_mb": tuple(found["rss_mb"])})
+
+
+def measure_peer(url: str, count: int) -> Measured:
+    """Run sglang's bench_serving on the same server, not streaming, and read what it says."""
+    home = engine_home()
+    command = ["taskset", "-c", str(CLIENT_CORE), str(home.python), "-m"]
+    command += ["sglang.benchmark.serving", "--backend", "sglang", "--base-url", url]
+    command += ["--dataset-name", "random-ids", "--num-prompts", str(count), "--disable-stream"]
+    command += ["--random-input-len", str(PROMPT_TOKENS), "--random-output-len", "4000"]
+    command += ["--random-range-ratio", "1.0", "--max-concurrency", str(SLOTS), "--disable-tqdm"]
+    command += ["--model", str(home.model), "--tokenizer", str(home.model), "--seed", "1"]
+    command += ["--warmup-requests", "1", "--tokenize-prompt"]
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    with tempfile.TemporaryDirectory() as standins:
+        # It imports this package for data sets that are not used here; the engine goes without.
+        (Path(standins) / "datasets.py").write_text("load_dataset = None\n")
+        env = engine_env()
+        env["PYTHONPATH"] = f"{env['PYTHONPATH']}:{standins}"
+        done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+    found = dict(re.findall(r"^([A-Z][\w ()/]+?):\s+([\d.]+)", done.stdout, re.MULTILINE))
+    assert int(found["Successful requests"]) == count, done.stdout[-3000:]
+    # Its own clock; its CPU time is of all it does, import and prompts included.
+    used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return Measured(count, float(found["Benchmark duration (s)"]), used)
+
+
+WHO = {
+    "kvctl": "kvctl, journal on",
+    "raw": "raw aiohttp, read and parsed (json)",
+    "raw-msgspec": "raw aiohttp, read and parsed (msgspec)",
+    "bench_serving": "sglang bench_serving, not streaming",
+}
+HEAD = """# What the client costs: 4,000-token answers from a server that makes none
+
+`python -m tests.benchmarks.client --count {count} --rounds {rounds} --long {long}`: {slots}
+requests in flight, prompts of {prompt} ids, a body of {size:.0f} KB (ids, text, meta_info), client
+and server pinned to a core each; rounds alternate between the clients, medians. Python {python},
+load of the host {load} at the end. bench_serving's CPU time is of its whole process, its start and
+prompts included, its rate is its own figure.
+
+| client | responses/s | each round | CPU ms a response | loop lag p99 |
+| --- | ---: | --- | ---: | ---: |
+"""
+
+
+def table(
+    rounds: dict[str, list[Measured]], long: Measured | None, given: argparse.Namespace
+) -> str:
+    """Return the whole result page."""
+    from tests.benchmarks.trivial_server import body
+
+    text = HEAD.format(
+        count=given.count,
+        rounds=given.rounds,
+        long=given.long,
+        slots=SLOTS,
+        prompt=PROMPT_TOKENS,
+        size=len(body()) / 1000,
+        python=sys.version.split()[0],
+        load=f"{os.getloadavg()[0]:.1f}",
+    )
+    for which, found in rounds.items():
+        lag = [one.lag_p99_ms for one in found if one.lag_p99_ms is not None]
+        each = ", ".join(f"{one.per_s:,.0f}" for one in found)
+        late = f"{statistics.median(lag):.1f} ms" if lag else "–"
+        cpu = statistics.median(one.cpu_ms for one in found)
+        text += f"| {WHO[which]} | {rate(found):,.0f} | {each} | {cpu:.2f} | {late} |\n"
+    kvctl = rate(rounds["kvctl"])
+    text += "\n"
+    for which, wanted in (("raw", 0.8), ("bench_serving", 2.0)):
+        if which in rounds:
+            ratio = kvctl / rate(rounds[which])
+            text += f"kvctl makes {ratio:.2f} of {WHO[which]} (wanted: {wanted:g} or more).\n"
+    if long is not None:
+        steps = ", ".join(f"{mb:.0f}" for mb in long.rss_mb)
+        text += (
+            f"\nOver {long.count:,} requests in one run: {long.per_s:,.0f} responses/s, loop lag "
+            f"p99 {long.lag_p99_ms:.1f} ms (wanted: below 50), resident memory in MB at the start "
+            f"and after each tenth: {steps}.\n"
+        )
+    return text
+
+
+def rate(found: list[Measured]) -> float:
+    """Return the median responses per second."""
+    return statistics.median(one.per_s for one in found)
+
+
+def main() -> None:
+    """Measure, print, and write the table."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--count", type=int, default=10_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--long", type=int, default=100_000, help="0: leave the long run out")
+    parser.add_argument("--without", action="append", default=[], choices=tuple(WHO))
+    parser.add_argument("--write", action="store_true", help="write results/client.md")
+    parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.child:
+        as_child(given.child[0], given.child[1], int(given.child[2]))
+        return
+    rounds: dict[str, list[Measured]] = {w: [] for w in WHO if w not in given.without}
+    with serving() as url:
+        for number in range(given.rounds):
+            for which, found in rounds.items():
+                found.append(measure(which, url, given.count))
+                print(f"round {number + 1}: {which}: {found[-1].per_s:,.0f}/s", flush=True)
+        long = measure("kvctl", url, given.long) if given.long else None
+    text = table(rounds, long, given)
+    print(text)
+    if given.write:
+        RESULT.write_text(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,38 @@
+"""Predicted pools against every recorded start of a real SGLang server, over shapes and flags."""
+
+import pytest
+from tests.benchmarks.capacity import Compared, compared
+
+ROWS = compared()
+WITHIN_ALONE, WITHIN_CALIBRATED = 0.05, 0.01
+
+
+def name(row: Compared) -> str:
+    return row.start.name
+
+
+def test_there_are_at_least_twelve_combinations_of_shape_and_flags() -> None:
+    starts = [row.start for row in ROWS]
+    asked = {
+        (s.model, s.launch.flags.mem_fraction, s.launch.flags.kv_dtype, s.launch.flags.page_tokens)
+        for s in starts
+    }
+    assert len(asked) >= 12
+    assert len({s.shape.attention for s in starts}) == 2  # GQA and MLA
+    assert {s.launch.flags.kv_dtype for s in starts} >= {"auto", "fp8_e4m3"}
+    assert len({s.launch.flags.mem_fraction for s in starts}) >= 6
+
+
+@pytest.mark.parametrize("row", ROWS, ids=name)
+def test_before_any_launch_the_expected_pool_is_within_5_per_cent(row: Compared) -> None:
+    assert row.alone.holds(row.start.launch.pool_tokens)
+    assert abs(row.off(row.alone) or 0.0) <= WITHIN_ALONE
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row.calibrated], ids=name)
+def test_after_one_launch_of_the_model_it_is_within_1_per_cent_on_a_gpu(row: Compared) -> None:
+    """On a CPU the host's other processes move the memory by more than that."""
+    assert row.calibrated is not None
+    assert row.calibrated.holds(row.start.launch.pool_tokens)
+    if not row.start.launch.flags.is_cpu:
+        assert abs(row.off(row.calibrated) or 0.0) <= WITHIN_CALIBRATED

@@ -1,0 +1,71 @@
+"""The keys of an operator at the panel: dialogs gone through as a person would."""
+
+import contextlib
+import re
+import time
+from functools import partial
+
+from tests.e2e.terminal import Terminal
+
+CHOSEN = r"│ > (\S+) .+ │ .* │"
+UNTOUCHED = "nothing has been touched yet"
+
+
+def choose(panel: Terminal, preset: str) -> None:
+    """Move to a preset in the open dialog and wait for its checks and for y to wake."""
+    select(panel, preset)
+    panel.wait_for(r"✓ flags: \d+ flags known to 0\.5\.23")
+
+
+def select(panel: Terminal, preset: str) -> None:
+    """Move to a preset in the open dialog."""
+    panel.wait_for(CHOSEN)
+    while (shown := chosen(panel)) != preset:
+        panel.send("j")
+        panel.wait_until(partial(_is_moved, panel, shown), "the next preset")
+    panel.wait_for(rf"── (.* → )?{preset} ── {UNTOUCHED}")
+
+
+def _is_moved(panel: Terminal, before: str) -> bool:
+    return chosen(panel) not in ("", before)
+
+
+def chosen(panel: Terminal) -> str:
+    """The preset under the dialog's cursor."""
+    found = re.search(CHOSEN, panel.text)
+    return found[1] if found else ""
+
+
+def say_yes(panel: Terminal) -> float:
+    """Press y, and again where the dialog says that it sleeps for its first half second.
+
+    Returns:
+        Monotonic seconds of the press that was taken.
+    """
+    panel.wait_for(UNTOUCHED)
+    for _ in range(60):
+        pressed_at = time.monotonic()
+        panel.send("y")
+        with contextlib.suppress(AssertionError):
+            panel.wait_gone(UNTOUCHED, 0.5)
+            return pressed_at
+    raise AssertionError(panel.text)
+
+
+def leave_dialog(panel: Terminal, shown: str) -> None:
+    """Press Esc and wait until what the dialog showed is gone."""
+    # What follows an escape too soon would be taken for alt and a key.
+    panel.send("\x1b")
+    panel.wait_gone(shown)
+
+
+def wait_running(panel: Terminal, run: str) -> None:
+    """Wait until the header says that a run sends, with requests in flight."""
+    panel.wait_for(f"{run} · RUNNING")
+    panel.wait_until(lambda: bool(in_flight(panel)), "requests in flight")
+
+
+def in_flight(panel: Terminal) -> int | None:
+    """The header's number of requests in flight; None where it shows none."""
+    found = re.search(r"in flight +(\d+)", panel.lines[0])
+    return int(found[1]) if found else None
