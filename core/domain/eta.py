@@ -16,7 +16,7 @@ ANSWERS_NEEDED = 5
 """Fewer finished answers of a partition, where it has more rows, tell nothing of its lengths."""
 _WIDTH = 1.8
 """Standard deviations from the middle to each end of the interval; chosen on simulated runs."""
-_PACE_SPREAD = 0.05
+_PACE_SPREAD = 0.08
 """Relative error of a measured pace over what follows, at the least."""
 _GUESS_SPREAD = 0.3
 """Relative error of a predicted change of the pace, per factor e."""

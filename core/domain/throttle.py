@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from kvctl.core.domain.cold_start import ColdStart, Outlook
+from kvctl.core.domain.fit_doubt import FitDoubt
 from kvctl.core.domain.hold_watch import HoldWatch
 from kvctl.core.domain.retraction_probe import RetractionProbe
 from kvctl.core.domain.throttle_parameters import ServerSample, ThrottleParameters
@@ -48,11 +49,11 @@ class QueueHold:
     _raised_at: float = -math.inf
     _last: ServerSample | None = None
     _seen_at: float | None = None
-    _idle_since: float | None = None
     _is_suspended: str | None = None
     _hold: HoldWatch = field(init=False)
     _cold: ColdStart = field(init=False)
     _outlook: Outlook = field(init=False)
+    _doubt: FitDoubt = field(init=False)
     _probe: RetractionProbe = field(init=False)
 
     def __post_init__(self) -> None:
@@ -77,6 +78,7 @@ class QueueHold:
         self._smooth(sample, gap)
         self._outlook.observe(last, sample)
         self._cold.observe(sample)
+        self._doubt.observe(sample)
         self._try_fewer(sample, in_flight)
         self._move(sample, in_flight, moment)
         if not self._cold.is_active:
@@ -147,10 +149,10 @@ class QueueHold:
 
     def _forget(self) -> None:
         self._raised_at = -math.inf
-        self._idle_since = None
         self._hold = HoldWatch(self.parameters)
         self._cold = ColdStart(self.parameters)
         self._outlook = Outlook(self.parameters)
+        self._doubt = FitDoubt(self.parameters)
         self._probe.start_over()
 
     def _try_fewer(self, sample: ServerSample, in_flight: int) -> None:
@@ -173,7 +175,6 @@ class QueueHold:
                 self._n = self._grown(sample, in_flight)
         elif not self._cold.is_active:
             self._follow_queue(sample, is_fresh)
-        self._note_idle(sample)
         self._n = float(self._clamp(self._capped(before, self._n, sample)))
         if self._n > before:
             self._raised_at = now
@@ -207,20 +208,12 @@ class QueueHold:
         ratio = p.loaded_growth_ratio if self.fit is None else p.growth_ratio
         return max(float(p.growth_least), ratio * n)
 
-    def _note_idle(self, sample: ServerSample) -> None:
-        is_idle = sample.queued == 0 and sample.usage < self.parameters.fit_doubt_usage
-        if not is_idle:
-            self._idle_since = None
-        elif self._idle_since is None:
-            self._idle_since = sample.at
-
     def _capped(self, before: float, n: float, sample: ServerSample) -> float:
         """Keep growth below the known fit, while nothing speaks against the fit."""
         p = self.parameters
         if self.fit is None or n <= before:
             return n
-        is_doubted = self._idle_since is not None and sample.at - self._idle_since >= p.fit_doubt_s
-        if is_doubted:
+        if self._doubt.holds(sample.at):
             return min(n, before + max(float(p.growth_least), p.loaded_growth_ratio * before))
         return max(before, min(n, p.fit_margin * self.fit + p.queue_least))
 

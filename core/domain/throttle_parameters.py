@@ -39,7 +39,10 @@ class ThrottleParameters:
     """N is not grown above this multiple of the fit …"""
     fit_doubt_usage: float = 0.85
     fit_doubt_s: float = 120.0
-    """… unless the queue is empty below that usage for so long: then the fit is wrong."""
+    """… unless the queue is empty below that usage for so long: then the fit is wrong …"""
+    idle_usage: float = 0.72
+    idle_s: float = 4.0
+    """… or below this usage for so long, once the pool has been full."""
     freeze_after_s: float = 15.0
     """Without a new sample for so long N stands still …"""
     hold_after_s: float = 60.0
@@ -58,7 +61,7 @@ class ThrottleParameters:
     """… but not before."""
     probe_ratio: float = 0.15
     """Retractions per answer, over `probe_window_s`, above which fewer slots are tried, …"""
-    probe_recompute_ratio: float = 0.05
+    probe_recompute_ratio: float = 0.08
     """… where prefilling again takes this share of the server's time, or nobody knows: …"""
     probe_window_s: float = 900.0
     probe_after_s: float = 1800.0

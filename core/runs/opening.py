@@ -34,6 +34,9 @@ from kvctl.core.runs.scan import refuse_damage, repair_tails, torn_stamp
 from kvctl.core.runs.schedule import Schedule
 from kvctl.core.runs.templates import load_renderer, vocabulary_of
 
+GIVEN = "given"
+"""What the manifest says of prompts that are sent as the inputs have them."""
+
 
 @dataclass(frozen=True, slots=True)
 class OpenOptions:
@@ -61,12 +64,14 @@ def model_folder(spec: RunSpec, options: OpenOptions, before: Mapping[str, Any])
     return found if isinstance(found, str) else None
 
 
-def model_facts(folder: str | None, options: OpenOptions) -> ModelFacts:
-    """Return what inputs are checked against."""
+def model_facts(
+    folder: str | None, options: OpenOptions, *, is_rendered: bool = True
+) -> ModelFacts:
+    """Return what inputs are checked against; without rendering, prompts go as they are given."""
     vocabulary = options.vocabulary
     if vocabulary is None and folder is not None:
         vocabulary = vocabulary_of(folder)
-    renderer = load_renderer(folder) if folder is not None else None
+    renderer = load_renderer(folder) if folder is not None and is_rendered else None
     return ModelFacts(renderer, vocabulary, options.context_tokens)
 
 
@@ -162,8 +167,11 @@ def _refuse_foreign(folder: Path) -> None:
 
 def _open_locked(spec: RunSpec, options: OpenOptions, wall: float, lock: FolderLock) -> OpenedRun:
     folder = lock.folder
-    tokenizer = model_folder(spec, options, read_object(folder / MANIFEST) or {})
-    facts = model_facts(tokenizer, options)
+    before = read_object(folder / MANIFEST) or {}
+    tokenizer = model_folder(spec, options, before)
+    # Begun before the model's folder was known: rendering now would mix two kinds of prompts.
+    is_rendered = spec.tokenizer is not None or before.get("prompts_as") != GIVEN
+    facts = model_facts(tokenizer, options, is_rendered=is_rendered)
     spool = folder / SPOOL
     _empty(spool)
     indexes = index_run(spec, facts, spool)
@@ -228,7 +236,7 @@ def _manifest(
         "model": options.model,
         "weight_version": options.weight_version,
         "tokenizer": tokenizer,
-        "prompts_as": f"ids of {facts.renderer.sha256}" if facts.renderer else "given",
+        "prompts_as": f"ids of {facts.renderer.sha256}" if facts.renderer else GIVEN,
         "vocabulary": facts.vocabulary,
         "input_sha256": {n: f"{i.digest:064x}" for n, i in zip(names, indexes, strict=True)},
         "sampling": {n: dict(i.spec.sampling) for n, i in zip(names, indexes, strict=True)},

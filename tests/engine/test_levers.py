@@ -49,7 +49,7 @@ def test_the_policy_pauses_at_its_mark_and_resumes_below_with_nothing_aborted(
     place.do("run", "throttle", str(SLOTS))
     paused = place.until(is_paused_by_policy, "a pause of the policy")
     assert "queued" in paused["reason"] or "retracted" in paused["reason"]
-    place.until(lambda run: run["state"] == "running", "sending again by itself")
+    place.until(lambda run: run["state"] != "paused", "sending again by itself")
     place.do("run", "throttle", "auto")
     run = place.until(lambda run: run["state"] == "finished", "the end of the run", 240.0)
     assert (run["done"], run["failed"], run["partials"]) == (60, 0, 0)
@@ -88,7 +88,7 @@ def test_the_live_cap_is_set_on_the_engine_remembered_and_put_back(place: Place)
     refused = place.kvctl("server", "cap", str(own + 1))
     assert refused.status == 2 and f"the cap of main is 1 to {own}" in refused.err
     place.kill_kvctld()
-    assert place.server()["live_cap"] == 2
+    wait_for(lambda: place.server()["live_cap"] == 2, "the cap at the next kvctld", 30.0)
     assert "still has the cap" in events(place, "cap")[-1]
     place.do("server", "cap", "off")
     assert cap_at_the_server(place) == own

@@ -115,6 +115,8 @@ class ThrottledClient:
             if self.law is not None and now - taken_at >= setting.every_s - 1e-6:
                 self._late.append((now + setting.late_s, self._sample(now)))
                 taken_at = now
+            if self.law is not None and now == setting.switch_s:
+                self.law.meet_other_load()
             self._observe(now)
             if now == int(now):
                 self.course.append(self._second(now))

@@ -34,8 +34,20 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def begin(folder: Path, *, model: str = "m", version: str = "v1", force: bool = False) -> None:
-    options = OpenOptions(force=force, model=model, weight_version=version)
+def begin(
+    folder: Path,
+    *,
+    model: str = "m",
+    version: str = "v1",
+    force: bool = False,
+    model_folder: Path | None = None,
+) -> None:
+    options = OpenOptions(
+        force=force,
+        model=model,
+        weight_version=version,
+        model_folder=None if model_folder is None else str(model_folder),
+    )
     run = open_run(load_run(folder / "run.toml"), options, 0.0)
     run.lock.release()
     for index in run.indexes:
@@ -118,3 +130,21 @@ def test_another_order_of_rows_or_name_of_a_file_is_the_same_run(folder: Path) -
     (folder / "renamed.jsonl").write_text("\n".join(reversed(rows)))
     edit("run.toml", "b1.jsonl", "renamed.jsonl")(folder)
     begin(folder)
+
+
+def test_a_run_begun_before_its_model_was_known_goes_on_with_its_prompts_as_given(
+    folder: Path,
+) -> None:
+    edit("run.toml", 'tokenizer = "model"\n', "")(folder)
+    begin(folder)
+    assert manifest(folder)["prompts_as"] == "given"
+    begin(folder, model_folder=folder / "model")
+    assert manifest(folder)["prompts_as"] == "given" and not manifest(folder)["changes"]
+
+
+def test_a_tokenizer_that_the_run_file_names_afterwards_is_a_change(folder: Path) -> None:
+    edit("run.toml", 'tokenizer = "model"\n', "")(folder)
+    begin(folder)
+    edit("run.toml", "[sampling]", 'tokenizer = "model"\n[sampling]')(folder)
+    with pytest.raises(ManifestDiffers, match='prompts_as: "given" then'):
+        begin(folder)
