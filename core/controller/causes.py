@@ -30,7 +30,8 @@ class Causes:
 
     def port_failure(self) -> Failure | None:
         """Return the card of a server that could not bind its port; None if it could."""
-        cause = cause_of(self.records)
+        is_told = any(record.word_of("class") == PORT_IN_USE for record in self.records)
+        cause = cause_of(self.records) if is_told else None
         is_port = cause is not None and cause.kind == PORT_IN_USE
         return failure_of(self.records) if is_port else None
 

@@ -155,6 +155,7 @@ async def until_ready(host: Host, feed: EventFeed, watch: ServerWatch) -> None:
     while not watch.startup.is_ready:
         _raise_if_dead(host, watch)
         _show_stages(watch)
+        _raise_if_another_answers(watch)
         _tell_lateness(host, feed, watch, lateness)
         if _serves_silently(watch, host.clock.monotonic()):
             break

@@ -14,32 +14,23 @@ class FitDoubt:
     """Whether an empty queue at a low usage has lasted long enough to speak against the fit."""
 
     parameters: ThrottleParameters
+    is_idle: bool = False
+    """A pool that was full has emptied, and nothing waits to fill it again."""
     _has_been_full: bool = False
-    _idle_since: float | None = None
     _roomy_since: float | None = None
 
     def observe(self, sample: ServerSample) -> None:
         """Take a sample."""
         p = self.parameters
         self._has_been_full = self._has_been_full or sample.usage >= p.fit_doubt_usage
-        is_idle = sample.queued == 0 and sample.usage < p.idle_usage
-        is_roomy = sample.queued == 0 and sample.usage < p.fit_doubt_usage
-        self._idle_since = _since(self._idle_since, sample.at, is_idle)
-        self._roomy_since = _since(self._roomy_since, sample.at, is_roomy)
+        is_unfed = sample.queued == 0
+        self.is_idle = self._has_been_full and is_unfed and sample.usage < p.idle_usage
+        if not is_unfed or sample.usage >= p.fit_doubt_usage:
+            self._roomy_since = None
+        elif self._roomy_since is None:
+            self._roomy_since = sample.at
 
     def holds(self, now: float) -> bool:
-        """Return whether N may grow beyond the fit.
-
-        While the pool fills for the first time it is roomy for a good reason.
-        """
-        p = self.parameters
-        is_idle = self._idle_since is not None and now - self._idle_since >= p.idle_s
-        if is_idle and self._has_been_full:
-            return True
-        return self._roomy_since is not None and now - self._roomy_since >= p.fit_doubt_s
-
-
-def _since(since: float | None, now: float, holds: bool) -> float | None:
-    if not holds:
-        return None
-    return now if since is None else since
+        """Return whether the pool has been roomy for so long that the fit must be wrong."""
+        since = self._roomy_since
+        return since is not None and now - since >= self.parameters.fit_doubt_s

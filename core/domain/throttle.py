@@ -205,13 +205,15 @@ class QueueHold:
 
     def _step(self, n: float) -> float:
         p = self.parameters
-        ratio = p.loaded_growth_ratio if self.fit is None else p.growth_ratio
+        ratio = p.growth_ratio if self.fit is not None else p.loaded_growth_ratio
+        if self._doubt.is_idle:
+            ratio = p.idle_growth_ratio
         return max(float(p.growth_least), ratio * n)
 
     def _capped(self, before: float, n: float, sample: ServerSample) -> float:
         """Keep growth below the known fit, while nothing speaks against the fit."""
         p = self.parameters
-        if self.fit is None or n <= before:
+        if self.fit is None or n <= before or self._doubt.is_idle:
             return n
         if self._doubt.holds(sample.at):
             return min(n, before + max(float(p.growth_least), p.loaded_growth_ratio * before))

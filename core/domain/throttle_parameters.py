@@ -40,9 +40,10 @@ class ThrottleParameters:
     fit_doubt_usage: float = 0.85
     fit_doubt_s: float = 120.0
     """… unless the queue is empty below that usage for so long: then the fit is wrong …"""
-    idle_usage: float = 0.72
-    idle_s: float = 4.0
-    """… or below this usage for so long, once the pool has been full."""
+    idle_usage: float = 0.78
+    """… or at once below this usage, where the pool has been full: then N grows …"""
+    idle_growth_ratio: float = 0.5
+    """… by this share a sample."""
     freeze_after_s: float = 15.0
     """Without a new sample for so long N stands still …"""
     hold_after_s: float = 60.0
@@ -64,7 +65,7 @@ class ThrottleParameters:
     probe_recompute_ratio: float = 0.08
     """… where prefilling again takes this share of the server's time, or nobody knows: …"""
     probe_window_s: float = 900.0
-    probe_after_s: float = 1800.0
+    probe_after_s: float = 3600.0
     """Not before so long after a start: young requests generate faster than those that follow."""
     probe_cut: float = 0.9
     """… this share of the running requests, …"""

@@ -35,8 +35,8 @@ SETTLE_S, END_S = 300, 4800
 """The nine cases: their window is from the one to the other."""
 SLOW = StepLaw(prefill_tokens_per_s=800.0)
 SLOW_FIXED = {116_000: (44, 56, 64, 90), 159_277: (48, 56, 64, 90), 376_029: (120, 135, 150, 200)}
-SLOW_SETTLE_S, SLOW_END_S = 3600, 14_400
-"""A trial of fewer slots begins after half an hour and takes another."""
+SLOW_SETTLE_S, SLOW_END_S = 5400, 16_200
+"""A trial of fewer slots begins after an hour and takes half of one."""
 SWITCH_S = 1800
 MIXED = tuple(Lengths(mean, 0.6, 6000, prompts=(400, 600)) for mean in (1000.0, 2000.0, 3000.0))
 COLD_S, HEAD_S = 105, 25
@@ -180,7 +180,7 @@ def switches(bench: Bench, bounds: Bounds) -> None:
 def slow_prefill(bench: Bench, bounds: Bounds) -> None:
     """Equal lengths at 800 prefill tokens a second, where retractions cost most."""
     print("\n## Slow prefill (800 tok/s), CAP\n")
-    print("| pool | best fixed N | tok/s | AUTO | first hour | slots | retractions (best) |")
+    print("| pool | best fixed N | tok/s | AUTO | first 90 min | slots | retractions (best) |")
     print("|" + " --- |" * 7)
     ratios = []
     for capacity, numbers in SLOW_FIXED.items():

@@ -1,4 +1,4 @@
-"""The live cap: read back, remembered, and put back when the run, kvctld or the operator ends it."""
+"""The live cap: read back, remembered, put back when run or kvctld end or the operator says so."""
 
 from tests.fakes.rig import Rig
 from tests.fakes.sglang import FakeServer

@@ -404,3 +404,27 @@ async def test_a_second_command_while_one_is_at_work_is_refused(
 async def test_a_log_that_tells_nothing_of_a_stage_skips_it(rig: Rig) -> None:
     await rig.serving(boot=Boot(steps=((1.0, READY),)))
     assert rig.stage("weights").state is StageState.SKIPPED
+
+
+async def test_a_ready_line_after_a_bind_error_is_no_start(rig: Rig) -> None:
+    """A real server says both: its own warm-up reached whoever has the port."""
+    bind = (
+        "[2026-11-29 11:36:11] ERROR:    [Errno 98] error while attempting to bind on address "
+        "('127.0.0.1', 9): address already in use"
+    )
+    rig.launcher.boots = [Boot(steps=(*Boot().steps[:-1], (0.0, bind), (0.0, READY)))]
+    outcome = await rig.submit(StartServer("small"))
+    assert outcome.exit_status == 1 and "the port is already in use" in outcome.message
+    assert not rig.launcher.started[0].main.lives
+    failure = rig.server().failure
+    assert failure is not None and any("Errno 98" in line for line in failure.evidence)
+
+
+async def test_a_server_whose_log_is_silent_is_proven_by_a_token(rig: Rig) -> None:
+    """Its disk is full, or its logging is another one: no ready line will come."""
+    quiet = Boot(steps=((1.0, Boot().steps[0][1]),))
+    rig.launcher.boots = [quiet]
+    outcome = await rig.submit(StartServer("small"))
+    assert outcome.is_done, outcome
+    assert rig.stage("weights").state is StageState.SKIPPED
+    assert rig.server().state is ServerState.IDLE

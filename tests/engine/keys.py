@@ -1,6 +1,5 @@
 """The keys of an operator at the panel: dialogs gone through as a person would."""
 
-import contextlib
 import re
 import time
 from functools import partial
@@ -9,7 +8,7 @@ from tests.e2e.terminal import Terminal
 
 CHOSEN = r"│ > (\S+) .+ │ .* │"
 UNTOUCHED = "nothing has been touched yet"
-ASLEEP = "y works half a second after opening|the checks have not answered yet"
+ASLEEP = "one moment: y works|the checks have not answered yet"
 GRACE_S = 0.5
 
 
@@ -52,8 +51,12 @@ def say_yes(panel: Terminal) -> float:
         panel.wait_for(answer)
         if not re.search(ASLEEP, panel.text):
             return pressed_at
-        panel.wait_until(lambda: time.monotonic() > pressed_at + GRACE_S, "the dialog's first look")
+        panel.wait_until(partial(_is_past, pressed_at + GRACE_S), "the end of its first moment")
     raise AssertionError(panel.text)
+
+
+def _is_past(moment: float) -> bool:
+    return time.monotonic() > moment
 
 
 def leave_dialog(panel: Terminal, shown: str) -> None:

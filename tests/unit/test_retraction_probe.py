@@ -9,6 +9,9 @@ PLAIN = ServerSample(
     0.0, 100, 10, 0.95, 0, generated_per_s=1000.0, ended_total=0, recompute_ratio=0.2
 )
 HOUR = 3600
+"""The first trial begins then …"""
+JUDGED = HOUR + 1810
+"""… and is over by then."""
 
 
 def watch(probe: RetractionProbe, begin: int, end: int, **figures: float) -> None:
@@ -23,15 +26,15 @@ def watch(probe: RetractionProbe, begin: int, end: int, **figures: float) -> Non
 def tried() -> RetractionProbe:
     """A probe whose first trial has begun."""
     probe = RetractionProbe(ThrottleParameters())
-    watch(probe, 0, 1820)
+    watch(probe, 0, HOUR + 10)
     return probe
 
 
-def test_many_retractions_start_a_trial_of_nine_tenths_after_half_an_hour() -> None:
+def test_many_retractions_start_a_trial_of_nine_tenths_after_an_hour() -> None:
     probe = RetractionProbe(ThrottleParameters())
-    watch(probe, 0, 1800)
+    watch(probe, 0, HOUR)
     assert probe.cap is None
-    watch(probe, 1800, 1820)
+    watch(probe, HOUR, HOUR + 10)
     assert probe.cap == 90.0
     (told,) = probe.notes()
     assert "45 retractions for 150 answers in 15 min at 1,000 tok/s: trying 90 slots" in told
@@ -39,46 +42,46 @@ def test_many_retractions_start_a_trial_of_nine_tenths_after_half_an_hour() -> N
 
 def test_few_or_cheap_retractions_start_none() -> None:
     few, cheap, uncounted = (RetractionProbe(ThrottleParameters()) for _ in range(3))
-    watch(few, 0, HOUR, share=0.1)
-    watch(cheap, 0, HOUR, recompute_ratio=0.03)
-    for at in range(0, HOUR, 10):
+    watch(few, 0, 2 * HOUR, share=0.1)
+    watch(cheap, 0, 2 * HOUR, recompute_ratio=0.03)
+    for at in range(0, 2 * HOUR, 10):
         uncounted.observe(replace(PLAIN, at=float(at), retracted_total=None))
     assert few.cap is cheap.cap is uncounted.cap is None
 
 
 def test_a_trial_that_makes_more_is_kept_and_told() -> None:
     probe = tried()
-    watch(probe, 1820, 1810 + 1820, generated_per_s=1050.0, share=0.0)
+    watch(probe, HOUR + 10, JUDGED, generated_per_s=1050.0, share=0.0)
     assert probe.cap == 90.0
     assert list(probe.notes())[-1] == "90 slots make 1,050 tok/s, 1,000 before: kept"
 
 
 def test_a_kept_step_is_followed_by_another_while_retractions_go_on() -> None:
     probe = tried()
-    watch(probe, 1820, 1810 + 1820, generated_per_s=1050.0, running=90)
+    watch(probe, HOUR + 10, JUDGED, generated_per_s=1050.0, running=90)
     assert probe.cap == 81.0
 
 
 def test_a_trial_that_does_not_pay_is_lifted_and_tried_later_and_later() -> None:
     probe = tried()
-    watch(probe, 1820, 1810 + 1820, generated_per_s=1020.0)
+    watch(probe, HOUR + 10, JUDGED, generated_per_s=1020.0)
     assert probe.cap is None
     assert "lifted, not tried again for 1 h" in list(probe.notes())[-1]
-    watch(probe, 3630, 7190)
+    watch(probe, JUDGED, JUDGED + HOUR - 10)
     assert probe.cap is None
-    watch(probe, 7190, 9200)
+    watch(probe, JUDGED + HOUR - 10, JUDGED + HOUR + 1810)
     assert "not tried again for 2 h" in list(probe.notes())[-1]
 
 
 def test_a_kept_cap_is_lifted_when_what_runs_holds_much_less() -> None:
     probe = tried()
-    watch(probe, 1820, 1810 + 1820, generated_per_s=1050.0, share=0.0)
-    watch(probe, 3630, 3630 + 1000, usage=0.6, queued=0, share=0.0)
+    watch(probe, HOUR + 10, JUDGED, generated_per_s=1050.0, share=0.0)
+    watch(probe, JUDGED, JUDGED + 1000, usage=0.6, queued=0, share=0.0)
     assert probe.cap is None
     assert "usage 0.83 under 90 slots, 0.95 when they were kept: lifted" in list(probe.notes())[-1]
 
 
 def test_a_gap_in_the_figures_voids_the_trial() -> None:
     probe = tried()
-    watch(probe, 1900, 1910)
+    watch(probe, HOUR + 80, HOUR + 90)
     assert probe.cap is None

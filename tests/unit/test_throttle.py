@@ -144,6 +144,14 @@ def test_a_fit_that_starves_the_server_is_not_believed_for_ever() -> None:
     assert grown[-1] > 100
 
 
+def test_a_pool_that_was_full_and_empties_is_filled_again_beyond_the_fit() -> None:
+    law = warm(40.0, usage=0.9)
+    law.set_fit(32.0)
+    assert law.observe(sample(1, 40, 0, 0.80), 40) <= 45
+    law._n = 40.0
+    assert law.observe(sample(2, 40, 0, 0.70), 40) == 60
+
+
 @pytest.mark.parametrize(
     "change", [{"pool_tokens": 376_029}, {"launch": "another"}], ids=["capacity", "launch"]
 )

@@ -84,8 +84,8 @@ def test_from_an_empty_h200_auto_fills_the_pool_as_fast_as_150_slots(limit: int 
 
 def test_the_retraction_probe_repairs_slow_prefill() -> None:
     setting = Setting(376_029, (CAP,), StepLaw(prefill_tokens_per_s=800.0))
-    end = 4800
+    end = 6600
     probed = auto(setting, end)
     law = QueueHold(ThrottleParameters(probe_ratio=100.0))
     plain = ThrottledClient(setting, law).run(end)
-    assert pace(probed, 3600, end) > 1.05 * pace(plain, 3600, end)
+    assert pace(probed, 5400, end) > 1.05 * pace(plain, 5400, end)
