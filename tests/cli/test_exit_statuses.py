@@ -26,7 +26,6 @@ from kvctl.core.daemon.wire import DaemonInfo
         (["kill"], "say what to end"),
         (["kill", "1", "--leftovers"], "say what to end"),
         (["kill", "one"], "'one'"),
-        (["plan"], "'plan'"),
         (["tune"], "'tune'"),
         (["demo", "--scenario", "nothing"], "mission"),
         (["demo", "--speed", "0"], "factor"),

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.cli.conftest import Kvctl
+from tests.nvml.tree import wait_until
 
 from kvctl.core.daemon.paths import DaemonPaths
 
@@ -154,6 +155,8 @@ def test_a_running_process_is_read_from_proc() -> None:
         ["sleep", "60"], env={"PATH": "/usr/bin:/bin", "NCCL_DEBUG": "INFO"}, stdin=subprocess.PIPE
     )
     try:
+        # Popen returns when the program is replaced, an instant before its words can be read.
+        wait_until(lambda: bool(Path(f"/proc/{child.pid}/cmdline").read_bytes()))
         argv, environment = read_launch(child.pid)
         assert argv == (shutil.which("sleep", path="/usr/bin:/bin"), "60")
         assert environment is not None and environment["NCCL_DEBUG"] == "INFO"

@@ -24,9 +24,10 @@ def place(installed_engine: None, tmp_path: Path) -> Iterator[Place]:
         yield made
 
 
-def write_run(place: Place, rows: int, policy: str = "") -> None:
+def write_run(place: Place, rows: int, slots: int, policy: str = "") -> None:
     path = place.write_run(NAME, rows=rows, tokens=TOKENS)
-    path.write_text(path.read_text().replace("scout = 2\n", f"scout = 2\n{policy}"))
+    text = path.read_text().replace('"auto"', str(slots))
+    path.write_text(text.replace("scout = 2\n", f"scout = 2\n{policy}"))
 
 
 def events(place: Place, kind: str) -> list[str]:
@@ -43,10 +44,9 @@ def test_the_policy_pauses_at_its_mark_and_resumes_below_with_nothing_aborted(
     place: Place,
 ) -> None:
     policy = f'on_ceiling = "pause"\npause_above = {ABOVE}\nresume_below = {BELOW}\n'
-    write_run(place, rows=30, policy=policy)
+    write_run(place, rows=30, slots=SLOTS, policy=policy)
     place.do("server", "start", "cpu-tiny")
     place.do("run", "start", f"{NAME}.toml")
-    place.do("run", "throttle", str(SLOTS))
     paused = place.until(is_paused_by_policy, "a pause of the policy")
     assert "queued" in paused["reason"] or "retracted" in paused["reason"]
     place.until(lambda run: run["state"] != "paused", "sending again by itself")
@@ -75,11 +75,10 @@ def running(place: Place) -> float:
 
 
 def test_the_live_cap_is_set_on_the_engine_remembered_and_put_back(place: Place) -> None:
-    write_run(place, rows=30)
+    write_run(place, rows=50, slots=12)
     place.do("server", "start", "cpu-tiny")
     own = cap_at_the_server(place)
     place.do("run", "start", f"{NAME}.toml")
-    place.do("run", "throttle", "12")
     place.until(lambda run: run["in_flight"] == 12, "12 in flight")
     told = place.do("server", "cap", "2")
     assert "main runs at most 2 requests" in told and str(own) in told
@@ -94,7 +93,7 @@ def test_the_live_cap_is_set_on_the_engine_remembered_and_put_back(place: Place)
     assert cap_at_the_server(place) == own
     place.do("server", "cap", "6")
     run = place.until(lambda run: run["state"] == "finished", "the end of the run", 240.0)
-    assert run["done"] == 60
+    assert run["done"] == 100
     wait_for(lambda: cap_at_the_server(place) == own, "the engine's own cap again", 20.0)
     place.do("server", "cap", "3")
     place.do("daemon", "stop")
