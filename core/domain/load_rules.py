@@ -148,7 +148,7 @@ def _redone(scene: Scene, share: float | None) -> Verdict:
         lever = "none needed: AUTO tries fewer slots by itself where this costs much"
     if share is not None and run is not None and not run.is_auto:
         lever += f": up to {share:+.0%} tok/s"
-    why = ()
+    why: tuple[Why, ...] = ()
     if share is not None and redone is not None:
         value = f"{thousands(redone)} tokens a minute = {share:.1%} of all computed"
         why = (Why("computed twice", value, decode.recomputed_tokens_per_min.source),)

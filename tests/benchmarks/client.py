@@ -284,11 +284,11 @@ def table(
         if which in rounds:
             ratio = kvctl / rate(rounds[which])
             text += f"kvctl makes {ratio:.2f} of {WHO[which]} (wanted: {wanted:g} or more).\n"
-    cpu = {w: statistics.median(one.cpu_ms for one in found) for w, found in rounds.items()}
+    spent = {w: statistics.median(one.cpu_ms for one in found) for w, found in rounds.items()}
     text += (
         f"\nBy CPU time alone, which other work on the host does not stretch: raw aiohttp takes "
-        f"{cpu['raw'] / cpu['kvctl']:.2f} of what kvctl takes a response, with msgspec "
-        f"{cpu['raw-msgspec'] / cpu['kvctl']:.2f}.\n"
+        f"{spent['raw'] / spent['kvctl']:.2f} of what kvctl takes a response, with msgspec "
+        f"{spent['raw-msgspec'] / spent['kvctl']:.2f}.\n"
     )
     if long is not None:
         steps = ", ".join(f"{mb:.0f}" for mb in long.rss_mb)
