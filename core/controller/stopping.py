@@ -89,9 +89,10 @@ async def stop_server(host: Host, desk: GpuDesk, run: RunInterplay, stop: Stop) 
 def guard_stop(run: RunInterplay, stop: Stop) -> None:
     """Refuse what must not be stopped from here. Raises CommandRefused."""
     watch = stop.watch
-    if watch.record.owner:
+    if owner := watch.record.owner:
+        by = owner if owner.startswith("started by ") else f"kept by {owner}"
         raise CommandRefused(
-            f"{watch.record.name} is kept by {watch.record.owner}, which may start it again: "
+            f"{watch.record.name} is {by}, which may start it again: "
             f"stop it there{f': {told}' if (told := watch.record.owner_command) else ''}"
         )
     if watch.identity is None and not watch.record.stop_command:

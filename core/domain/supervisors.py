@@ -128,11 +128,17 @@ def _starter(process: ProcessFacts, facts: Mapping[int, ProcessFacts]) -> Owner 
         name = program(above.title)
         if above.identity.pid == 1 or _NO_STARTER.match(name) or name in _TERMINALS:
             return None
-        if _SHELLS.match(name) and " " not in above.title.replace(" -l", "").replace(" -i", ""):
+        if _SHELLS.match(name) and _is_typed_into(above.title):
             return None
         pid = above.identity.pid
         return Owner(f"started by {pid} {above.title[:60]}", None, pid=pid)
     return None
+
+
+def _is_typed_into(title: str) -> bool:
+    """Return whether a shell runs no script: "bash", "bash --norc -i", but not "bash -c …"."""
+    options = title.split()[1:]
+    return all(re.match(r"^-(-[a-z-]+|[^cs-]+)$", option) for option in options)
 
 
 def _terminal(process: ProcessFacts, facts: Mapping[int, ProcessFacts]) -> Owner | None:

@@ -174,6 +174,8 @@ def _become(
     try:
         # The size is set before the first byte: a program may read it only once.
         fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
+        # What runs the tests may have Ctrl-C switched off (a job in the background); a terminal not.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
         if cwd is not None:
             os.chdir(cwd)
         os.execvpe(command[0], command, environ)

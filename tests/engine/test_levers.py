@@ -9,7 +9,7 @@ import pytest
 from tests.engine.operating import Document, Place, place_in
 from tests.engine.server import wait_for
 
-pytestmark = pytest.mark.engine
+pytestmark = pytest.mark.soak
 
 TOKENS = 260
 NAME = "ceiling"
@@ -93,7 +93,7 @@ def test_the_live_cap_is_set_on_the_engine_remembered_and_put_back(place: Place)
     assert cap_at_the_server(place) == own
     place.do("server", "cap", "6")
     run = place.until(lambda run: run["state"] == "finished", "the end of the run", 240.0)
-    assert run["done"] == 100
+    assert run["done"] == run["total"] > 0
     wait_for(lambda: cap_at_the_server(place) == own, "the engine's own cap again", 20.0)
     place.do("server", "cap", "3")
     place.do("daemon", "stop")

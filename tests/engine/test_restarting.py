@@ -13,8 +13,6 @@ from tests.engine.launch import engine_command, engine_env
 from tests.engine.operating import Place, in_session, place_in
 from tests.engine.server import READY_LINE, wait_for
 
-pytestmark = pytest.mark.engine
-
 NAME, ROWS, TOKENS = "paused", 20, 200
 
 
@@ -24,6 +22,7 @@ def place(installed_engine: None, tmp_path: Path) -> Iterator[Place]:
         yield made
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("by", ["kvctl", "another"])
 def test_a_paused_server_restarts_without_hanging(place: Place, by: str) -> None:
     place.write_run(NAME, ROWS, TOKENS)
@@ -61,11 +60,12 @@ def ask(url: str) -> None:
         return  # cut with the server, as agreed to
 
 
+@pytest.mark.engine
 def test_a_server_started_by_hand_is_adopted_watched_and_stopped(place: Place) -> None:
     """In another terminal, by a person at a shell."""
     environ = {**engine_env(), "HOME": str(place.folder), "PS1": "ready> "}
-    with Terminal(["bash", "-i"], environ=environ, cwd=place.folder) as shell:
-        shell.wait_for("ready> ")
+    with Terminal(["bash", "--norc", "-i"], environ=environ, cwd=place.folder) as shell:
+        shell.wait_for("ready>")
         shell.send(f"{shlex.join(engine_command(place.port))} > by-hand.log 2>&1\r")
         log = place.folder / "by-hand.log"
         wait_for(lambda: log.exists() and READY_LINE in log.read_text("utf-8"), "ready", 300)

@@ -88,14 +88,15 @@ def test_a_slurm_step_is_found_among_the_parents() -> None:
 
 
 @pytest.mark.parametrize(
-    "parent", ["bash run.sh", "/bin/sh -c while :; do x; done", "python up.py"]
+    "parent",
+    ["bash run.sh", "bash -lc loop", "bash -s", "/bin/sh -c while :; do x; done", "python up.py"],
 )
 def test_a_living_script_may_start_it_again(parent: str) -> None:
     found = owner("/", parent)
     assert found is not None and found.restarts is None and parent[:20] in found.text
 
 
-@pytest.mark.parametrize("parent", ["-bash", "bash", "zsh -l", "sshd: op@pts/0"])
+@pytest.mark.parametrize("parent", ["-bash", "bash", "zsh -l", "bash --norc -i", "sshd: op@pts/0"])
 def test_an_interactive_shell_does_not(parent: str) -> None:
     assert owner("/", parent) is None
 
