@@ -174,7 +174,7 @@ def _become(
     try:
         # The size is set before the first byte: a program may read it only once.
         fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
-        # What runs the tests may have Ctrl-C switched off (a job in the background); a terminal not.
+        # A test run in the background has Ctrl-C switched off; what sits at a terminal has not.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         if cwd is not None:
             os.chdir(cwd)
