@@ -142,7 +142,10 @@ def kill_while_serving(place: Place, main: int) -> int:
 def test_what_a_killed_launcher_leaves_is_listed_cleared_and_the_port_works_at_once(
     place: Place,
 ) -> None:
-    left = kill_during_start(place, PHASES[2], with_kvctld=True)
+    # The next kvctld may take the start up and clear it before anybody has looked.
+    left = next(
+        (n for _ in range(3) if (n := kill_during_start(place, PHASES[2], with_kvctld=True))), 0
+    )
     assert left > 0, "nothing was left behind: the case was not tested"
     main = start_works_at_once(place)
     kill_while_serving(place, main)

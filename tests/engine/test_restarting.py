@@ -52,6 +52,14 @@ def post(url: str, path: str, body: dict[str, object]) -> None:
     assert httpx.post(url + path, json=body, timeout=30).status_code == 200
 
 
+def is_there(process: psutil.Process) -> bool:
+    """Whether it is there and no zombie that its shell has not collected yet."""
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 def ask(url: str) -> None:
     body = {"input_ids": [5, 6, 7], "sampling_params": {"max_new_tokens": 4}}
     try:
@@ -77,6 +85,6 @@ def test_a_server_started_by_hand_is_adopted_watched_and_stopped(place: Place) -
         members = [main, *main.children(recursive=True)]
         assert len(members) >= 3
         place.do("server", "stop", "--yes")
-        assert not any(process.is_running() for process in members)
+        wait_for(lambda: not any(is_there(process) for process in members), "all gone", 10)
         shell.send("exit\r")
         shell.wait_exit()
