@@ -34,8 +34,7 @@ class ColdStart:
         p = self.parameters
         if not self.is_active:
             return 0.0
-        # By what runs, not by what was sent: usage knows nothing of requests on their way.
-        room = sample.running * p.fill_usage / max(sample.usage, 0.01)
+        room = busy * p.fill_usage / max(sample.usage, 0.01)
         step = busy + max(float(p.growth_least), p.growth_ratio * busy)
         return min(room, busy * p.fill_factor, max(float(p.fill_most), step))
 

@@ -160,7 +160,7 @@ def the_server_stops_and_leaves_nothing(place: Place) -> None:
 
 
 def test_the_main_job_by_keys_in_the_panel(place: Place) -> None:
-    place.write_run(NAME, rows=40, tokens=TOKENS)
+    place.write_run(NAME, rows=40, tokens=TOKENS, copies=2)
     with place.panel() as panel:
         start_a_server(panel)
         start_the_run(panel)
@@ -181,7 +181,7 @@ def test_the_main_job_by_keys_in_the_panel(place: Place) -> None:
     assert place.kvctld()["pid"] == kvctld
     with place.panel() as panel:
         panel.wait_for(f"{NAME} · FINISHED", 120)
-        panel.wait_for("80 of 80")
+        panel.wait_for("160 of 160")
         stop_the_server(panel, place)
     place.check_output(NAME, TOKENS)
     assert any(len(launches(answer)) > 1 for answer in place.answers(NAME))
