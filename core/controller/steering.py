@@ -108,9 +108,7 @@ class Steering:
     def tick(self) -> None:
         """Apply staleness, and servers that came, went or were paused."""
         view = self.driver.view(self.clock.monotonic())
-        # Before as many answers have ended as are in flight, their length is a guess, and far too
-        # high a one: on an H200 the fit of the first 30 s was half the true one and starved it.
-        fit = view.fit_at_mean if view.done >= view.in_flight else None
+        fit = view.fit_at_mean
         whole = sum(self._pools.values())
         for url, law in self.laws.items():
             why_not = self._why_not(url)

@@ -137,6 +137,7 @@ class Run:
     """Completed responses over `effective_window_s`."""
     mean_answer_s: float | None = None
     fit_at_mean: float | None = None
-    """Requests that can decode at once at the open partitions' lengths: C*u/k."""
+    """Requests that can decode at once at the open partitions' lengths: C*u/k; None before as many
+    answers have ended as are in flight."""
     held_tokens_mean: float | None = None
     """k: tokens a running request holds on average, from the lengths seen."""

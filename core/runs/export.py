@@ -5,7 +5,6 @@ first finds the answers (`kvctl.core.runs.gathering`), the second writes them on
 """
 
 import json
-import os
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -24,6 +23,7 @@ from kvctl.core.runs.exported import ExportReport, PartitionCount
 from kvctl.core.runs.folder import MANIFEST, read_object, read_skipped
 from kvctl.core.runs.gathering import Choice, Gathered, Lane, gather_elsewhere, gather_own
 from kvctl.core.runs.inputs import ModelFacts
+from kvctl.core.runs.linefiles import LineFiles
 from kvctl.core.runs.locating import RunPlace, readable
 from kvctl.core.runs.opening import index_run
 from kvctl.core.runs.outfile import Sink
@@ -212,7 +212,10 @@ class _Written:
     in_later_turns: int = 0
     text_prompts: int = 0
     """Answers written as ids whose prompt was sent as text."""
-    _open: dict[int, int] = field(default_factory=dict)
+    _lines: LineFiles = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._lines = LineFiles(self.found.files)
 
     def write_all(self, sink: Sink) -> None:
         shape = SHAPES[self.format]
@@ -238,7 +241,7 @@ class _Written:
             )
 
     def _answer(self, lane: Lane, row: int, file: int, offset: int) -> StoredAnswer:
-        line = self._line(file, offset)
+        line = self._lines.line(file, offset)
         try:
             if file < self.found.own_files:
                 answer = own_answer(line)
@@ -268,22 +271,8 @@ class _Written:
             raise NotExportable("an earlier turn of its conversation has no answer")
         return answer_text(self._answer(lane, row, *place), self.renderer)
 
-    def _line(self, file: int, offset: int) -> bytes:
-        descriptor = self._open.get(file)
-        if descriptor is None:
-            descriptor = os.open(self.found.files[file], os.O_RDONLY | os.O_CLOEXEC)
-            self._open[file] = descriptor
-        size = 1 << 16
-        while True:
-            data = os.pread(descriptor, size, offset)
-            end = data.find(b"\n")
-            if end >= 0 or len(data) < size:
-                return data if end < 0 else data[:end]
-            size *= 4
-
     def close(self) -> None:
-        for descriptor in self._open.values():
-            os.close(descriptor)
+        self._lines.close()
         for lane in self.found.lanes.values():
             if lane.index is not None:
                 lane.index.close()

@@ -4,7 +4,6 @@ Ids, files and offsets are kept, never the prompts: a row costs the same whateve
 Finding and checking them before the first request is `kvctl.core.runs.indexing`.
 """
 
-import os
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ import msgspec
 from kvctl.core.domain.errors import RunFileError
 from kvctl.core.domain.outcomes import DEFAULT_MAX_NEW_TOKENS, ids_outside
 from kvctl.core.domain.runfile import InputFormat, PartitionSpec, Turns
+from kvctl.core.runs.linefiles import LineFiles
 from kvctl.core.runs.rows import Row, RowReading, RowRejected, decode_object, read_row, turn_of
 from kvctl.core.runs.templates import NEEDS_TEMPLATES, Renderer
 
@@ -65,28 +65,19 @@ class InputFiles:
     """The inputs themselves, for messages."""
     formats: dict[str, InputFormat] = field(default_factory=dict)
     """Detected format of each input file."""
-    _open: dict[int, int] = field(default_factory=dict)
-    """File descriptors of files rows were read from."""
+    _lines: LineFiles = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Read lines of whatever `read` comes to hold."""
+        self._lines = LineFiles(self.read)
 
     def line(self, number: int, offset: int) -> bytes:
         """Read one line again. Raises OSError if that cannot be done any more."""
-        descriptor = self._open.get(number)
-        if descriptor is None:
-            descriptor = os.open(self.read[number], os.O_RDONLY | os.O_CLOEXEC)
-            self._open[number] = descriptor
-        size = 8192
-        while True:
-            data = os.pread(descriptor, size, offset)
-            end = data.find(b"\n")
-            if end >= 0 or len(data) < size:
-                return data if end < 0 else data[:end]
-            size *= 4
+        return self._lines.line(number, offset)
 
     def close(self) -> None:
         """Close the files."""
-        for descriptor in self._open.values():
-            os.close(descriptor)
-        self._open.clear()
+        self._lines.close()
 
 
 @dataclass(slots=True)

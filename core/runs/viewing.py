@@ -69,6 +69,10 @@ def view_run(pump: Pump, standing: Standing) -> Run:
         _partition(opened, n, work, left.parts[n], standing) for n, work in enumerate(works)
     )
     held = _held(opened, works)
+    done = sum(p.done for p in partitions)
+    # Before as many answers have ended as are in flight, their length is a guess, and often far
+    # too high a one: on an H200 the fit of the first 30 s was half the true one.
+    is_turned_over = done >= opened.counters.in_flight
     spec = opened.spec
     pending = opened.schedule.partials
     completed = opened.counters.window.rate(standing.now, standing.started_at)
@@ -91,7 +95,7 @@ def view_run(pump: Pump, standing: Standing) -> Run:
         servers=tuple(slots.url for slots in servers),
         partitions=partitions,
         total=sum(p.total for p in partitions),
-        done=sum(p.done for p in partitions),
+        done=done,
         failed=sum(p.failed for p in partitions),
         skipped=sum(p.skipped for p in partitions),
         tokens=sum(p.tokens for p in partitions),
@@ -112,7 +116,7 @@ def view_run(pump: Pump, standing: Standing) -> Run:
         completed_per_s=_answers_per_s(completed, standing.now),
         mean_answer_s=opened.counters.mean_answer_s,
         held_tokens_mean=held,
-        fit_at_mean=fit(standing.pool_tokens, held),
+        fit_at_mean=fit(standing.pool_tokens, held) if is_turned_over else None,
     )
 
 

@@ -143,7 +143,7 @@ async def drive(folder: Path, plan: RunPlan, look_every_s: float) -> tuple[list[
         if (clock.monotonic() - began) % look_every_s == 0:
             view = driver.view(clock.monotonic())
             views.append(view)
-            if view.fit_at_mean is not None and view.done >= view.in_flight:
+            if view.fit_at_mean is not None:
                 law.set_fit(FIT_USAGE * view.fit_at_mean)
     took = clock.monotonic() - began
     closing = asyncio.ensure_future(driver.close())

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
-from tests.nvml.cases import process
+from tests.nvml.cases import process_facts
 from tests.nvml.tree import Grove, Server, identity_of
 
 from kvctl.core.clock import RealClock
@@ -243,7 +243,7 @@ async def test_a_process_that_kill_cannot_end_is_called_stuck_with_what_can_help
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("kvctl.core.servers.ending.KILL_WAIT_S", 0.1)
-    stuck = process(300, "sglang::scheduler_TP1", state="D")
+    stuck = process_facts(300, "sglang::scheduler_TP1", state="D")
     host = ScriptedProcesses({300: stuck})
     report = await end_processes(
         host, RealClock(), [stuck.identity], first=TERM, wait_s=0.1, escalate=True
@@ -254,7 +254,7 @@ async def test_a_process_that_kill_cannot_end_is_called_stuck_with_what_can_help
 
 
 async def test_a_signal_that_the_kernel_forbids_is_reported_and_not_repeated() -> None:
-    other = process(300, "sglang::scheduler_TP1", user="alice")
+    other = process_facts(300, "sglang::scheduler_TP1", user="alice")
     host = ScriptedProcesses({300: other}, refuses=True)
     report = await end_processes(
         host, RealClock(), [other.identity], first=TERM, wait_s=0.1, escalate=True
@@ -268,7 +268,7 @@ async def test_what_something_starts_again_is_reported_as_coming_back() -> None:
     pids = iter(range(300, 400))
 
     def collect() -> list[ProcessFacts]:
-        fresh = process(next(pids), "sglang::scheduler_TP0", parent_pid=77)
+        fresh = process_facts(next(pids), "sglang::scheduler_TP0", parent_pid=77)
         host.facts_of[fresh.identity.pid] = fresh
         return [fresh]
 

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
-from tests.nvml.cases import device, figure, process
+from tests.nvml.cases import device, figure, process_facts
 
 from kvctl.core.clock import ManualClock
 from kvctl.core.domain.gpus import DeviceProcess, GpuDevice, GpuReading, GpuView, ProcessIdentity
@@ -14,12 +14,12 @@ from kvctl.core.servers.clean import CleanProof, held_lines, prove_clean
 
 MIB = 1 << 20
 ME = Me(1000, "op", 4)
-RANK = process(300, "sglang::scheduler_TP4")
+RANK = process_facts(300, "sglang::scheduler_TP4")
 GHOST_MIB = 93_699
 
 
 def at(clock: ManualClock, *devices: GpuDevice, **host: object) -> GpuView:
-    facts = HostFacts({300: RANK, 301: process(301, "python train.py")}, **host)  # type: ignore[arg-type]
+    facts = HostFacts({300: RANK, 301: process_facts(301, "python train.py")}, **host)  # type: ignore[arg-type]
     return classify(GpuReading(clock.monotonic(), devices), facts, (), ME)
 
 

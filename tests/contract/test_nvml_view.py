@@ -5,7 +5,7 @@ import threading
 from collections.abc import Mapping, Sequence
 
 import pytest
-from tests.nvml.cases import device, process
+from tests.nvml.cases import device, process_facts
 from tests.nvml.host import StandinHost
 from tests.nvml.tree import Grove, Server
 
@@ -169,7 +169,7 @@ def test_ancestors_are_read_once_each_up_to_the_first() -> None:
         def facts(self, pid: int) -> ProcessFacts | None:
             asked.append(pid)
             parents = {30: 20, 31: 20, 20: 1, 1: 0}
-            return process(pid, "x", parent_pid=parents[pid]) if pid in parents else None
+            return process_facts(pid, "x", parent_pid=parents[pid]) if pid in parents else None
 
     found: Sequence[int] = sorted(with_ancestors(Chain(), [30, 31, 99]))
     assert list(found) == [1, 20, 30, 31]

@@ -44,7 +44,7 @@ def device(index: int = 0, used: float | None = 0, total: float | None = 1 << 37
     )
 
 
-def process(pid: int, title: str, **fields: Any) -> ProcessFacts:
+def process_facts(pid: int, title: str, **fields: Any) -> ProcessFacts:
     """Facts of one process: parent 1, own session, started at its pid's number of ticks."""
     start = fields.pop("start", pid)
     facts = ProcessFacts(
@@ -90,7 +90,7 @@ def load_case(name: str) -> Case:
     user, uid = raw["me"].get("user", "op"), raw["me"]["uid"]
     me = Me(uid, "root" if uid == 0 else user, 4, raw["me"].get("pid_namespace") == "container")
     facts = {
-        p["pid"]: process(
+        p["pid"]: process_facts(
             p["pid"],
             " ".join(p["cmdline"]),
             start=p["start"],

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from tests.nvml.cases import device, process
+from tests.nvml.cases import device, process_facts
 
 from kvctl.core.controller.server_records import found_record, is_of_this_boot, known_server
 from kvctl.core.controller.state import ServerRecord
@@ -27,7 +27,7 @@ def view() -> GpuView:
         xid_problem=None,
         virtualisation="vGPU",
     )
-    rank = process(
+    rank = process_facts(
         50,
         "sglang::scheduler_TP0",
         session=40,

@@ -2,7 +2,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
-from tests.nvml.cases import device, process
+from tests.nvml.cases import device, process_facts
 
 from kvctl.core.domain.gpus import (
     DeviceProcess,
@@ -20,9 +20,9 @@ from kvctl.core.domain.supervisors import Owner
 
 ME = Me(1000, "op", 4)
 SERVER = KnownServer("main", 100, 100, 100)
-MAIN = process(100, "/opt/sglang/bin/python -m sglang.launch_server --tp 8")
-RANK = process(104, "sglang::scheduler_TP4", parent_pid=100, session=100)
-TMUX = process(20, "tmux new -s work python -m sglang.launch_server")
+MAIN = process_facts(100, "/opt/sglang/bin/python -m sglang.launch_server --tp 8")
+RANK = process_facts(104, "sglang::scheduler_TP4", parent_pid=100, session=100)
+TMUX = process_facts(20, "tmux new -s work python -m sglang.launch_server")
 
 
 def kind_of(
@@ -105,7 +105,7 @@ def test_a_server_that_is_a_zombie_counts_as_gone() -> None:
 
 
 def test_another_process_with_the_servers_pid_does_not_keep_its_ranks_alive() -> None:
-    stranger = process(100, "bash", start=900)
+    stranger = process_facts(100, "bash", start=900)
     orphan = replace(RANK, parent_pid=1)
     tree = replace(SERVER, tree=(orphan.identity,))
     assert kind_of(orphan, [stranger], tree) is HolderKind.LEFTOVER
@@ -133,22 +133,24 @@ def test_an_untitled_orphan_in_the_session_of_a_launch_is_a_leftover() -> None:
 
 
 def test_an_untitled_orphan_of_no_launch_is_not_called_ours() -> None:
-    child = process(300, "python -c from multiprocessing.spawn import spawn_main")
+    child = process_facts(300, "python -c from multiprocessing.spawn import spawn_main")
     assert kind_of(child) is HolderKind.FOREIGN
     assert "not certain" in why(child)
 
 
 def test_a_launch_mark_finds_an_untitled_orphan_in_a_session_of_its_own() -> None:
-    child = process(300, "python -c from multiprocessing.spawn import x", launch_mark="launch-7")
+    child = process_facts(
+        300, "python -c from multiprocessing.spawn import x", launch_mark="launch-7"
+    )
     marked = replace(SERVER, mark="launch-7")
     assert kind_of(child, [], marked) is HolderKind.LEFTOVER
 
 
 def test_a_container_that_is_recorded_makes_its_processes_ours() -> None:
-    inside = process(
+    inside = process_facts(
         300, "sglang::scheduler_TP0", uid=0, user="root", cgroup="/docker/3f2a9c0d1e4bff"
     )
-    client = process(100, "docker run sglang")
+    client = process_facts(100, "docker run sglang")
     recorded = replace(SERVER, container="3f2a9c0d1e4b")
     assert kind_of(replace(inside, parent_pid=299), [client], recorded) is HolderKind.RANK
     assert kind_of(inside, [], recorded) is HolderKind.LEFTOVER
@@ -157,18 +159,18 @@ def test_a_container_that_is_recorded_makes_its_processes_ours() -> None:
 
 def test_a_session_shared_with_a_shell_makes_nothing_ours() -> None:
     adopted = KnownServer("main", 100, 100, 50)
-    neighbour = process(120, "python train.py", session=50, parent_pid=50)
+    neighbour = process_facts(120, "python train.py", session=50, parent_pid=50)
     assert kind_of(neighbour, [MAIN], adopted) is HolderKind.FOREIGN
 
 
 def test_a_session_number_taken_over_by_another_leader_makes_nothing_ours() -> None:
-    leader = process(100, "bash", start=900)
-    child = process(950, "python train.py", session=100, parent_pid=100)
+    leader = process_facts(100, "bash", start=900)
+    child = process_facts(950, "python train.py", session=100, parent_pid=100)
     assert kind_of(child, [leader], SERVER) is HolderKind.FOREIGN
 
 
 def test_a_process_older_than_the_launch_is_not_in_its_session() -> None:
-    old = process(90, "python train.py", session=100, parent_pid=1)
+    old = process_facts(90, "python train.py", session=100, parent_pid=1)
     assert kind_of(old, [], SERVER) is HolderKind.FOREIGN
 
 
@@ -178,30 +180,30 @@ def test_an_unmanaged_server_started_with_nohup_is_not_a_leftover() -> None:
 
 
 def test_a_scheduler_of_an_offline_engine_in_a_living_script_is_not_a_leftover() -> None:
-    script = process(100, "python generate.py")
+    script = process_facts(100, "python generate.py")
     assert kind_of(RANK, [script]) is HolderKind.OTHER_SGLANG
     assert "100 python lives" in why(RANK, [script])
 
 
 @pytest.mark.parametrize("reaper", ["/usr/lib/systemd/systemd --user", "tini -- run", "-bash"])
 def test_a_scheduler_adopted_by_a_reaper_is_a_leftover(reaper: str) -> None:
-    assert kind_of(RANK, [process(100, reaper, session=100)]) is HolderKind.LEFTOVER
+    assert kind_of(RANK, [process_facts(100, reaper, session=100)]) is HolderKind.LEFTOVER
 
 
 def test_a_scheduler_whose_parent_sits_in_another_session_was_adopted() -> None:
-    subreaper = process(80, "my-subreaper")
+    subreaper = process_facts(80, "my-subreaper")
     orphan = replace(RANK, parent_pid=80)
     assert kind_of(orphan, [subreaper]) is HolderKind.LEFTOVER
 
 
 def test_python_as_process_one_of_a_container_is_a_living_parent() -> None:
-    main = process(1, "python -m sglang.launch_server", parent_pid=0)
+    main = process_facts(1, "python -m sglang.launch_server", parent_pid=0)
     rank = replace(RANK, parent_pid=1, session=1)
     assert kind_of(rank, [main]) is HolderKind.OTHER_SGLANG
 
 
 def test_a_scheduler_below_an_orphaned_data_parallel_controller_is_a_leftover() -> None:
-    middle = process(102, "sglang::data_parallel_controller", session=100)
+    middle = process_facts(102, "sglang::data_parallel_controller", session=100)
     rank = replace(RANK, parent_pid=102, title="sglang::scheduler_DP1_TP0")
     assert kind_of(rank, [middle]) is HolderKind.LEFTOVER
     assert "of 102 sglang::data_parallel_controller above it" in why(rank, [middle])
@@ -230,8 +232,8 @@ def test_the_newest_record_claims_a_process_that_two_records_could() -> None:
 
 
 def test_parents_that_form_a_ring_end_the_search() -> None:
-    one = process(300, "sglang::scheduler_TP0", parent_pid=301, start=5)
-    two = process(301, "sglang::scheduler_TP1", parent_pid=300, start=5)
+    one = process_facts(300, "sglang::scheduler_TP0", parent_pid=301, start=5)
+    two = process_facts(301, "sglang::scheduler_TP1", parent_pid=300, start=5)
     assert kind_of(one, [two]) is HolderKind.OTHER_SGLANG
 
 
@@ -246,7 +248,7 @@ def test_a_device_file_alone_makes_a_holder_that_the_driver_does_not_list() -> N
 
 def test_in_a_container_an_open_device_file_makes_a_pid_certain() -> None:
     me = replace(ME, is_container=True)
-    trainer = process(300, "python train.py")
+    trainer = process_facts(300, "python train.py")
     doubtful = one_holder(view_of(300, HostFacts({300: trainer}), me))
     certain = one_holder(view_of(300, HostFacts({300: trainer}, {300: (0,)}), me))
     assert (doubtful.kind, certain.kind) == (HolderKind.INVISIBLE, HolderKind.FOREIGN)
@@ -269,7 +271,7 @@ def test_what_merely_started_our_launch_is_not_its_owner() -> None:
 
 def test_an_unknown_identity_in_the_tree_does_not_match_by_pid_alone() -> None:
     server = replace(SERVER, tree=(ProcessIdentity(300, 1),))
-    assert kind_of(process(300, "python train.py"), [], server) is HolderKind.FOREIGN
+    assert kind_of(process_facts(300, "python train.py"), [], server) is HolderKind.FOREIGN
 
 
 def test_who_had_the_device_open_at_the_last_scan_and_has_ended_is_no_holder() -> None:

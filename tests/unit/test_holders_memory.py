@@ -1,6 +1,6 @@
 from dataclasses import replace
 
-from tests.nvml.cases import device, process
+from tests.nvml.cases import device, process_facts
 
 from kvctl.core.domain.gpus import DeviceProcess, GpuDevice, GpuReading, GpuView, HolderKind
 from kvctl.core.domain.holders import HostFacts, classify
@@ -66,7 +66,7 @@ def test_without_a_learnt_level_one_gib_or_a_share_of_the_memory_is_idle() -> No
 
 def test_a_leftover_is_described_in_one_line_with_its_proof() -> None:
     held = replace(device(4, used=93_703 * MIB), processes=(DeviceProcess(41822, 93_699 * MIB),))
-    host = HostFacts({41822: process(41822, "sglang::scheduler_TP4")})
+    host = HostFacts({41822: process_facts(41822, "sglang::scheduler_TP4")})
     (holder,) = view(held, host).holders
     assert describe(holder) == (
         "GPU 4: 93,699 MiB held by 41822 sglang::scheduler_TP4, leftover:"
@@ -77,7 +77,7 @@ def test_a_leftover_is_described_in_one_line_with_its_proof() -> None:
 def test_a_supervised_holder_is_not_signalled_behind_its_supervisors_back() -> None:
     held = replace(device(0), processes=(DeviceProcess(300, MIB),))
     unit = Owner("systemd sglang.service", True, "systemctl stop sglang.service")
-    host = HostFacts({300: process(300, "sglang::scheduler_TP0")}, owners={300: unit})
+    host = HostFacts({300: process_facts(300, "sglang::scheduler_TP0")}, owners={300: unit})
     (holder,) = view(held, host).holders
     assert holder.kind is HolderKind.LEFTOVER
     assert "systemctl stop sglang.service" in (signal_refusal(holder) or "")
@@ -87,7 +87,8 @@ def test_a_supervised_holder_is_not_signalled_behind_its_supervisors_back() -> N
 def test_what_may_be_started_again_is_asked_about_with_the_starter_named() -> None:
     held = replace(device(0), processes=(DeviceProcess(300, MIB),))
     host = HostFacts(
-        {300: process(300, "python train.py")}, owners={300: Owner("started by 9 bash up.sh", None)}
+        {300: process_facts(300, "python train.py")},
+        owners={300: Owner("started by 9 bash up.sh", None)},
     )
     (holder,) = view(held, host).holders
     assert signal_refusal(holder) is None
@@ -97,7 +98,10 @@ def test_what_may_be_started_again_is_asked_about_with_the_starter_named() -> No
 def test_those_who_are_not_ours_stand_apart_from_what_a_stop_waits_for() -> None:
     rows = (DeviceProcess(300, MIB), DeviceProcess(301, MIB), DeviceProcess(999, MIB))
     host = HostFacts(
-        {300: process(300, "python train.py"), 301: process(301, "sglang::scheduler_TP0")}
+        {
+            300: process_facts(300, "python train.py"),
+            301: process_facts(301, "sglang::scheduler_TP0"),
+        }
     )
     standing = standing_holders(view(replace(device(0), processes=rows), host))
     assert {identity.pid for identity in standing} == {300}

@@ -1,5 +1,5 @@
 import pytest
-from tests.nvml.cases import process
+from tests.nvml.cases import process_facts
 
 from kvctl.core.domain.gpus import ProcessFacts
 from kvctl.core.domain.supervisors import Owner, find_owner
@@ -13,7 +13,9 @@ def owner(cgroup: str = "/", *above: str, title: str = MAIN) -> Owner | None:
     chain: list[ProcessFacts] = []
     for depth, name in enumerate((title, *above)):
         last = depth == len(above)
-        chain.append(process(50 - depth, name, parent_pid=1 if last else 49 - depth, cgroup=cgroup))
+        chain.append(
+            process_facts(50 - depth, name, parent_pid=1 if last else 49 - depth, cgroup=cgroup)
+        )
     return find_owner(chain[0], {p.identity.pid: p for p in chain})
 
 
