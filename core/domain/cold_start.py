@@ -30,9 +30,12 @@ class ColdStart:
             self.is_active = False
 
     def leap(self, busy: float, sample: ServerSample) -> float:
-        """Return N after a sample without a queue; `busy` requests of ours are in flight."""
+        """Return N after a sample without a queue; `busy` requests of ours are in flight.
+
+        0 while the sample does not show them: its usage speaks of fewer.
+        """
         p = self.parameters
-        if not self.is_active:
+        if not self.is_active or sample.running < p.fill_seen * busy:
             return 0.0
         room = busy * p.fill_usage / max(sample.usage, 0.01)
         step = busy + max(float(p.growth_least), p.growth_ratio * busy)

@@ -58,7 +58,7 @@ class RetractionProbe:
         self._remember(sample)
         if self._before is not None:
             self._judge(sample)
-        elif self.cap is not None and self._usage() < self._usage_kept - USAGE_FALL:
+        elif self.cap is not None and self._has_emptied():
             self._notes.append(
                 f"usage {self._usage():.2f} under {self.cap:.0f} slots, {self._usage_kept:.2f}"
                 " when they were kept: lifted"
@@ -93,24 +93,35 @@ class RetractionProbe:
         if not self._seen:
             self._not_before = seen.at + self.parameters.probe_after_s
         self._seen.append(seen)
-        # One from before the window stays, so that the span covers all of it.
-        start = seen.at - self.parameters.probe_window_s
+        self._keep_last(self.parameters.probe_baseline_s)
+
+    def _keep_last(self, span_s: float) -> None:
+        """Forget what is older; one from before stays, so that the span covers all of it."""
+        start = self._seen[-1].at - span_s
         while len(self._seen) > 1 and self._seen[1].at <= start:
             self._seen.popleft()
 
-    def _usage(self) -> float:
-        return fmean(seen.usage for seen in self._seen)
+    def _window(self) -> list[_Seen]:
+        """Return the last `probe_window_s`, with one from before where there is one."""
+        start = self._seen[-1].at - self.parameters.probe_window_s
+        after = [seen for seen in self._seen if seen.at > start]
+        return [*list(self._seen)[-len(after) - 1 : -len(after)], *after]
 
-    def _is_cheap(self) -> bool:
-        """Return whether all that retractions cost is less than a trial would."""
-        known = [seen.recompute_ratio for seen in self._seen if seen.recompute_ratio is not None]
-        return bool(known) and fmean(known) < self.parameters.probe_recompute_ratio
+    def _usage(self) -> float:
+        return fmean(seen.usage for seen in self._window())
+
+    def _is_long_enough(self) -> bool:
+        return self._seen[-1].at - self._seen[0].at >= self.parameters.probe_window_s
+
+    def _has_emptied(self) -> bool:
+        return self._is_long_enough() and self._usage() < self._usage_kept - USAGE_FALL
 
     def _consider(self, sample: ServerSample) -> None:
-        p, first, last = self.parameters, self._seen[0], self._seen[-1]
+        p, window = self.parameters, self._window()
+        first, last = window[0], window[-1]
         retracted, ended = last.retracted - first.retracted, last.ended - first.ended
         is_much = retracted >= LEAST_RETRACTIONS and retracted > p.probe_ratio * ended
-        if not is_much or last.at - first.at < p.probe_window_s or self._is_cheap():
+        if not is_much or not self._is_long_enough() or self._is_cheap(window):
             return
         self._before = fmean(seen.generated_per_s for seen in self._seen)
         self._cap_before = self.cap
@@ -124,11 +135,17 @@ class RetractionProbe:
             f" {p.probe_gain - 1:.0%} more"
         )
 
+    def _is_cheap(self, window: list[_Seen]) -> bool:
+        """Return whether all that retractions cost is less than a trial would."""
+        known = [seen.recompute_ratio for seen in window if seen.recompute_ratio is not None]
+        return bool(known) and fmean(known) < self.parameters.probe_recompute_ratio
+
     def _judge(self, sample: ServerSample) -> None:
         p, before, cap = self.parameters, self._before, self.cap
         is_over = sample.at - self._tried_at >= p.probe_trial_s
         if before is None or cap is None or not is_over:
             return
+        self._keep_last(p.probe_window_s)
         now = fmean(seen.generated_per_s for seen in self._seen)
         told = f"{cap:.0f} slots make {now:,.0f} tok/s, {before:,.0f} before"
         if now > p.probe_gain * before:
@@ -143,4 +160,5 @@ class RetractionProbe:
         self._before, self.cap = None, self._cap_before
         self._wait_s = min(p.probe_wait_most_s, 2.0 * self._wait_s or p.probe_wait_s)
         self._not_before = sample.at + self._wait_s
+        self._keep_last(0.0)  # the trial says nothing about the slots that are used again
         self._notes.append(f"{told}: lifted, not tried again for {self._wait_s / 3600:.0f} h")

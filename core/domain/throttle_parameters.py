@@ -23,6 +23,8 @@ class ThrottleParameters:
     """… but no more than this many times a sample …"""
     fill_most: int = 128
     """… and no further than this in leaps."""
+    fill_seen: float = 0.9
+    """The share of them that a sample shows running before it is leapt by."""
     fill_queue_s: float = 10.0
     """A queue for so long ends the cold start: the server takes no more."""
     growth_ratio: float = 0.25
@@ -65,6 +67,9 @@ class ThrottleParameters:
     probe_recompute_ratio: float = 0.08
     """… where prefilling again takes this share of the server's time, or nobody knows: …"""
     probe_window_s: float = 900.0
+    probe_baseline_s: float = 2700.0
+    """A trial is compared with so long before it: requests of one length come in waves of up to
+    half an hour."""
     probe_after_s: float = 3600.0
     """Not before so long after a start: young requests generate faster than those that follow."""
     probe_cut: float = 0.9

@@ -85,3 +85,20 @@ def test_a_gap_in_the_figures_voids_the_trial() -> None:
     probe = tried()
     watch(probe, HOUR + 80, HOUR + 90)
     assert probe.cap is None
+
+
+def test_a_trial_is_compared_with_the_waves_before_it_not_with_their_crest() -> None:
+    probe = RetractionProbe(ThrottleParameters())
+    watch(probe, 0, HOUR - 900, generated_per_s=900.0)
+    watch(probe, HOUR - 900, HOUR + 10, generated_per_s=1200.0)
+    watch(probe, HOUR + 10, JUDGED, generated_per_s=1100.0, share=0.0)
+    assert list(probe.notes())[-1] == "90 slots make 1,100 tok/s, 1,001 before: kept"
+
+
+def test_usage_under_a_trial_that_was_lifted_does_not_lift_what_was_kept_before() -> None:
+    probe = tried()
+    watch(probe, HOUR + 10, JUDGED, generated_per_s=1050.0, running=90)
+    watch(probe, JUDGED, JUDGED + 1800, generated_per_s=1050.0, running=81, usage=0.8)
+    assert probe.cap == 90.0
+    watch(probe, JUDGED + 1800, JUDGED + 2400, generated_per_s=1050.0, running=90)
+    assert probe.cap == 90.0

@@ -49,6 +49,13 @@ def test_the_leaps_end_at_128_and_growth_goes_on_by_a_quarter() -> None:
     assert followed(QueueHold(), usage=0.01, seconds=5) == [32, 96, 128, 160, 200]
 
 
+def test_no_leap_by_a_sample_taken_before_the_server_ran_what_was_sent() -> None:
+    law = QueueHold()
+    assert law.observe(sample(1, 0, 0, usage=0.0), 32) == 35
+    assert law.observe(sample(2, 12, 0, usage=0.02), 35) == 38
+    assert law.observe(sample(3, 38, 0, usage=0.05), 38) == 114
+
+
 def test_a_queue_while_the_first_requests_are_prefilled_lowers_nothing() -> None:
     law = QueueHold()
     allowed = fed(law, [sample(at, 2 * at, 30, 0.1) for at in range(1, 9)], 32)
