@@ -143,6 +143,17 @@ def write_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:
     write_whole(folder / MANIFEST, _json(manifest))
 
 
+def accepted_damage(manifest: Mapping[str, Any]) -> set[str]:
+    """Return the places of the lines that cannot be read and that the operator left there."""
+    return set(_words(manifest.get("accepted_damage")))
+
+
+def accept_damage(folder: Path, manifest: dict[str, Any], places: set[str]) -> None:
+    """Keep in mind that the damage at these places was accepted. Raises DiskTrouble."""
+    manifest["accepted_damage"] = sorted(places)
+    write_manifest(folder, manifest)
+
+
 _FIXED = {"run", "created_wall"}
 """Set once, when the folder is begun."""
 _NOT_COMPARED = {*_FIXED, "v", "changes", "name", "inputs", "run_file"}

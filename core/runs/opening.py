@@ -17,11 +17,12 @@ from kvctl.core.runs.folder import (
     MANIFEST,
     SPOOL,
     FolderLock,
+    accept_damage,
+    accepted_damage,
     read_object,
     read_settings,
     settle_manifest,
     take_folder,
-    write_manifest,
     write_skipped,
 )
 from kvctl.core.runs.indexing import index_entry
@@ -204,12 +205,11 @@ def _open_locked(spec: RunSpec, options: OpenOptions, wall: float, lock: FolderL
 
 def _judge_damage(opened: OpenedRun, *, accept: bool) -> None:
     """Refuse damage that was not accepted, now or before; what is accepted is kept in mind."""
-    known = set(opened.manifest.get("accepted_damage") or ())
+    known = accepted_damage(opened.manifest)
     refuse_damage(opened.notes, accept=accept, known=known)
     found = {damage.place for damage in opened.notes.damages}
     if found - known:
-        opened.manifest["accepted_damage"] = sorted(known | found)
-        write_manifest(opened.folder, opened.manifest)
+        accept_damage(opened.folder, opened.manifest, known | found)
 
 
 def _empty(spool: Path) -> None:

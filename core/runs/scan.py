@@ -97,6 +97,10 @@ class ScanNotes:
     """Torn last lines of the newest parts, where a scan only looks."""
     blank: int = 0
 
+    def damages_beyond(self, known: Collection[str]) -> list[Damage]:
+        """Return the damages at other places than those that were accepted before."""
+        return [damage for damage in self.damages if damage.place not in known]
+
 
 _DECODERS: dict[str, Callable[[bytes], object]] = {
     RESPONSES: msgspec.json.Decoder(ResponseHead).decode,
@@ -296,7 +300,7 @@ def refuse_damage(notes: ScanNotes, *, accept: bool, known: Collection[str] = fr
     Raises:
         JournalDamaged: With the first place and how many there are.
     """
-    found = [damage for damage in notes.damages if damage.place not in known]
+    found = notes.damages_beyond(known)
     if found and not accept:
         more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
         raise JournalDamaged(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvctl.core.domain.runfile import RunSpec
-from kvctl.core.runs.folder import MANIFEST, read_object, read_skipped
+from kvctl.core.runs.folder import MANIFEST, accepted_damage, read_object, read_skipped
 from kvctl.core.runs.foreign import read_done_from
 from kvctl.core.runs.inputs import ModelFacts, PartitionIndex
 from kvctl.core.runs.journal import ERRORS, PARTIALS, RESPONSES
@@ -45,8 +45,10 @@ class VerifyReport:
     unknown_count: int
     """Answers of no row of the inputs."""
     damages: tuple[Damage, ...]
-    """Lines that cannot be read; the first 20 of `damage_count`."""
+    """Lines that cannot be read and were not accepted; the first 20 of `damage_count`."""
     damage_count: int
+    accepted_damage_count: int
+    """Lines that cannot be read and that the operator left there (`--accept-damage`)."""
     torn: tuple[Damage, ...]
     """Torn last lines; while the run goes on, the line that is being written."""
     bad_records: tuple[str, ...]
@@ -87,6 +89,10 @@ class VerifyReport:
             f"answers by finish reason: {_counts(self.finish)}; {self.tokens:,} output tokens",
             f"sha256 of the set of ids: {self.set_sha256}",
         ]
+        if self.accepted_damage_count:
+            found.append(
+                f"{self.accepted_damage_count:,} damaged lines, accepted with --accept-damage"
+            )
         if self.elsewhere:
             found.append(f"{self.elsewhere:,} of them in done_from files")
         if self.unknown_count:
@@ -116,9 +122,12 @@ def verify(spec: RunSpec) -> VerifyReport:
 
 def _verify(folder: Path, spec: RunSpec) -> VerifyReport:
     indexes = index_run(spec, ModelFacts(), None, is_checked=False)
-    found = (read_object(folder / MANIFEST) or {}).get("vocabulary")
+    manifest = read_object(folder / MANIFEST) or {}
+    vocabulary = manifest.get("vocabulary")
     notes = ScanNotes()
-    check = _Check(indexes, read_skipped(folder), found if isinstance(found, int) else None)
+    check = _Check(
+        indexes, read_skipped(folder), vocabulary if isinstance(vocabulary, int) else None
+    )
     for line in read_stream(folder, RESPONSES, WholeResponse, notes, keeps_tail=True):
         check.add(line.head, f"{line.file.name} at byte {line.offset}")
     elsewhere = check.add_elsewhere(spec)
@@ -126,6 +135,7 @@ def _verify(folder: Path, spec: RunSpec) -> VerifyReport:
     for _ in read_stream(folder, PARTIALS, PartialHead, notes, keeps_tail=True):
         pass
     missing = sorted(check.keys(_MISSING))
+    damages = notes.damages_beyond(accepted_damage(manifest))
     return VerifyReport(
         output=spec.output,
         total=check.total,
@@ -138,8 +148,9 @@ def _verify(folder: Path, spec: RunSpec) -> VerifyReport:
         duplicates=tuple(check.twice),
         duplicate_count=check.twice_count,
         unknown_count=check.unknown,
-        damages=tuple(notes.damages[:_SHOWN]),
-        damage_count=len(notes.damages),
+        damages=tuple(damages[:_SHOWN]),
+        damage_count=len(damages),
+        accepted_damage_count=len(notes.damages) - len(damages),
         torn=tuple(notes.tails),
         bad_records=tuple(check.bad),
         finish=check.finish,

@@ -216,6 +216,18 @@ def test_verify_tells_a_torn_tail_from_damage(here: Here, folder: Path) -> None:
     assert "damaged: raw_responses.jsonl: line 1 at byte 0" in said.out
 
 
+def test_verify_says_0_once_the_damage_was_accepted(here: Here, folder: Path) -> None:
+    file = complete(folder)
+    file.write_bytes(b'{"id":"r0\n' + file.read_bytes())
+    assert here("run", "verify", "run.toml").status == 1
+    manifest = folder / "out" / "manifest.json"
+    place = "raw_responses.jsonl@0"
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"accepted_damage": [place]}))
+    said = here("run", "verify", "run.toml")
+    assert (said.status, said.err) == (0, "")
+    assert "1 damaged lines, accepted with --accept-damage" in said.out.splitlines()
+
+
 @pytest.mark.parametrize("stream", ["errors", "partials"])
 def test_verify_reads_the_other_files_too(here: Here, folder: Path, stream: str) -> None:
     complete(folder)

@@ -9,6 +9,7 @@ from tests.fakes.runs import ids_rows, inline, write_run
 
 from kvctl.core.clock import ManualClock
 from kvctl.core.runs.driver import RunDriver
+from kvctl.core.runs.opening import OpenOptions
 from kvctl.core.runs.runfile import load_run
 from kvctl.core.runs.verify import VerifyReport, verify
 
@@ -102,3 +103,39 @@ def test_an_answer_of_no_row_is_counted_apart(folder: Path) -> None:
     rewrite(folder, [*lines, json.dumps({**json.loads(lines[0]), "id": "stranger"}) + "\n"])
     found = report(folder)
     assert not found.is_exact and (found.unknown_count, found.done) == (1, 5)
+
+
+async def resume(folder: Path) -> None:
+    """Take the run up with its damage accepted, and answer what that left open."""
+    clock = ManualClock()
+    spec, options = load_run(folder / "run.toml"), OpenOptions(accept_damage=True)
+    driver = RunDriver(spec, clock, [lambda: FakeGenerator(clock)], options=options, offload=inline)
+    await driver.open()
+    driver.start()
+    await clock.advance(10)
+    await driver.close()
+
+
+async def test_damage_that_was_accepted_is_told_in_a_line_and_the_run_is_exact(
+    folder: Path,
+) -> None:
+    lines = lines_of(folder)
+    rewrite(folder, [lines[0], lines[1][:40] + "\n", *lines[2:]])
+    await resume(folder)
+    found = report(folder)
+    assert found.is_exact and (found.damage_count, found.accepted_damage_count) == (0, 1)
+    assert found.lines()[0].startswith("every id exactly once: 5 of 5 answered")
+    assert [line for line in found.lines() if "damage" in line] == [
+        "1 damaged lines, accepted with --accept-damage"
+    ]
+
+
+async def test_damage_at_another_place_than_the_accepted_one_still_counts(folder: Path) -> None:
+    lines = lines_of(folder)
+    rewrite(folder, [lines[0], lines[1][:40] + "\n", *lines[2:]])
+    await resume(folder)
+    lines = lines_of(folder)
+    rewrite(folder, [*lines[:3], lines[3][:40] + "\n", *lines[4:]])
+    found = report(folder)
+    assert not found.is_exact and (found.damage_count, found.accepted_damage_count) == (1, 1)
+    assert found.problem() == "1 missing, 1 damaged lines"
