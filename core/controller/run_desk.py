@@ -235,7 +235,8 @@ class RunDesk:
             raise
         self.driver, self.waiting = driver, None
         self._sampled.clear()
-        self.steering = Steering(self.host.clock, driver, self.servers, self._tell, self._stops)
+        law, clock = self.host.config.throttle, self.host.clock
+        self.steering = Steering(clock, driver, self.servers, self._tell, law, self._stops)
         self.steering.tick()
         return driver
 

@@ -18,7 +18,7 @@ from kvctl.core.domain.figures import Figure
 from kvctl.core.domain.run import PartitionState, Run
 from kvctl.core.domain.server import Decode, ServerState
 from kvctl.core.domain.throttle import QueueHold
-from kvctl.core.domain.throttle_parameters import ServerSample
+from kvctl.core.domain.throttle_parameters import ServerSample, ThrottleParameters
 from kvctl.core.runs.driver import RunDriver
 from kvctl.core.runs.gate import POLICY
 
@@ -37,6 +37,8 @@ class Steering:
     driver: RunDriver
     servers: ServerDesk
     tell: Callable[[str, str], None]
+    parameters: ThrottleParameters = field(default_factory=ThrottleParameters)
+    """The law's, from config.toml."""
     stops: Mapping[str, str] = field(default_factory=dict)
     """URL of a server that is being stopped or started -> why nothing is sent to it."""
     laws: dict[str, QueueHold] = field(default_factory=dict)
@@ -56,7 +58,7 @@ class Steering:
 
     def __post_init__(self) -> None:
         """Begin with one law a server."""
-        self.laws = {url: QueueHold() for url in self.driver.spec.servers}
+        self.laws = {url: QueueHold(self.parameters) for url in self.driver.spec.servers}
         self.set_manual(self.driver.manual)
 
     def set_manual(self, target: int | None) -> None:
@@ -71,7 +73,7 @@ class Steering:
     def follow_servers(self) -> None:
         """Take on a law for a server that the run has got, and drop that of one it has lost."""
         urls = self.driver.spec.servers
-        self.laws = {url: self.laws.get(url) or QueueHold() for url in urls}
+        self.laws = {url: self.laws.get(url) or QueueHold(self.parameters) for url in urls}
         for known in (self._usages, self._rates, self._held, self._pools):
             for gone in known.keys() - set(urls):
                 known.pop(gone)

@@ -6,7 +6,6 @@ None of them holds at the KV ceiling, so none can ask for more requests there.
 from kvctl.core.domain.gains import WORTH, gain_of, gain_words
 from kvctl.core.domain.run import Run
 from kvctl.core.domain.scene import Load, Scene, load_of
-from kvctl.core.domain.throttle_parameters import ThrottleParameters
 from kvctl.core.domain.units import thousands
 from kvctl.core.domain.verdict import Verdict, VerdictWord, Why
 
@@ -60,7 +59,7 @@ def client_bound(scene: Scene) -> Verdict | None:
         return _slots_unused(scene, run, load)
     if run.in_flight < run.target:
         return None
-    if run.is_auto and run.target < ThrottleParameters().most:
+    if run.is_auto and run.target < scene.most_slots:
         return None  # AUTO is still growing
     return _too_few_slots(scene, run, load)
 

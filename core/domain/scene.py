@@ -8,6 +8,7 @@ from kvctl.core.domain.operating_point import OperatingPoint
 from kvctl.core.domain.run import Run, RunState
 from kvctl.core.domain.server import Server, ServerState
 from kvctl.core.domain.snapshot import PresetSummary
+from kvctl.core.domain.throttle_parameters import ThrottleParameters
 from kvctl.core.domain.units import day_time
 
 STALE_AFTER_S = 15.0
@@ -25,6 +26,8 @@ class Scene:
     presets: tuple[PresetSummary, ...] = ()
     points: tuple[OperatingPoint, ...] = ()
     """Measured under the present launch, every partition."""
+    most_slots: int = ThrottleParameters().most
+    """AUTO sends no more requests at once to a server."""
 
     @property
     def is_sending(self) -> bool:

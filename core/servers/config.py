@@ -10,7 +10,9 @@ from kvctl.core.domain.errors import ConfigError
 from kvctl.core.domain.health import STALL_AFTER_S
 from kvctl.core.domain.presets import dashed
 from kvctl.core.domain.rules import Rule
+from kvctl.core.domain.throttle_parameters import ThrottleParameters
 from kvctl.core.servers.limits import CrashRestart, StageLimits, read_crash, read_limits
+from kvctl.core.servers.throttle_settings import read_throttle
 
 _RULE_KEYS = {"flag", "deny", "reason"}
 _LEAST_STALL_S = 5.0
@@ -30,6 +32,7 @@ class Config:
     """`[watch] stall_after_s`: seconds without a token while requests run or wait."""
     limits: StageLimits = field(default_factory=StageLimits)
     crash: CrashRestart = field(default_factory=CrashRestart)
+    throttle: ThrottleParameters = field(default_factory=ThrottleParameters)
     preset_folders: tuple[Path, ...] = ()
     """`[presets] folders`: looked in after the operator's own folder, before the shipped one."""
 
@@ -55,10 +58,10 @@ def read_config(path: Path) -> Config:
 
 def _config(path: Path, document: Mapping[str, Any]) -> Config:
     for key in document:
-        if key not in ("rule", "panel", "watch", "presets", "limits", "crash"):
+        if key not in ("rule", "panel", "watch", "presets", "limits", "crash", "throttle"):
             raise ConfigError(
                 f"{path}: unknown key '{key}'; there are [[rule]], [panel], [watch], [presets], "
-                "[limits] and [crash]"
+                "[limits], [crash] and [throttle]"
             )
     rules = document.get("rule", [])
     if not isinstance(rules, list):
@@ -76,6 +79,7 @@ def _config(path: Path, document: Mapping[str, Any]) -> Config:
         stall_after_s=_stall_after_s(path, document.get("watch", {})),
         limits=read_limits(path, document.get("limits", {})),
         crash=read_crash(path, document.get("crash", {})),
+        throttle=read_throttle(path, document.get("throttle", {})),
         preset_folders=_preset_folders(path, document.get("presets", {})),
     )
 

@@ -211,6 +211,14 @@ def test_limits_and_crash_are_read(tmp_path: Path) -> None:
     assert (config.crash.restart, config.crash.wait_s, config.crash.most_restarts) == (True, 5.0, 3)
 
 
+def test_the_law_goes_by_what_the_operator_wrote(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text("[throttle]\nmost = 96\nusage_goal = 0.9\nprobe_after_s = 600\n")
+    law = read_config(path).throttle
+    assert (law.most, law.usage_goal, law.probe_after_s) == (96, 0.9, 600.0)
+    assert (law.start, law.least) == (32, 4)
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [
@@ -232,6 +240,14 @@ def test_limits_and_crash_are_read(tmp_path: Path) -> None:
         ("[limits]\nweight_s = 3\n", r"unknown key 'weight_s'; there are process_s, weights_s"),
         ("[limits]\nweights_s = 0\n", r"\[limits\] weights_s must be seconds from 1 up"),
         ("[limits]\nend_start = 1\n", "end_start must be true or false"),
+        ("throttle = 3\n", r"\[throttle\]"),
+        ("[throttle]\nmax = 3\n", "unknown key 'max'; there are start, least, most"),
+        ("[throttle]\nmost = 1e2\n", "most must be a whole number from 1 up"),
+        ("[throttle]\nmost = 16\n", "least <= start <= most; they are 4, 32 and 16"),
+        ("[throttle]\nusage_goal = 97\n", "usage_goal must be above 0 and at most 1"),
+        ("[throttle]\nsmoothing_s = nan\n", "smoothing_s must be above 0"),
+        ("[throttle]\nsmoothing_s = true\n", "smoothing_s must be above 0"),
+        ("[throttle]\nrelease_usage = 0.98\n", "must be below hold_usage 0.97"),
         ("[crash]\nmost_restarts = 1.5\n", "most_restarts must be a whole number"),
     ],
 )

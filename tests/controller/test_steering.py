@@ -16,6 +16,7 @@ from kvctl.core.controller.commands import (
 )
 from kvctl.core.domain.run import RunState
 from kvctl.core.domain.telemetry import RankLoad
+from kvctl.core.domain.throttle_parameters import ThrottleParameters
 from kvctl.core.ports import ProbeFailed
 
 POLICY = 'on_ceiling = "pause"\npause_above = 0.95\nresume_below = 0.8'
@@ -44,6 +45,17 @@ async def test_auto_grows_while_the_pool_has_room_and_no_queue(rig: Rig) -> None
     view = rig.run()
     assert view.is_auto and view.auto_target == view.target
     assert view.target > 16 and view.in_flight == view.target
+
+
+async def test_auto_stays_within_what_config_toml_allows(rig: Rig) -> None:
+    law = ThrottleParameters(start=6, most=20)
+    rig.config = replace(rig.config, throttle=law)
+    await rig.again()
+    server = await auto(rig)
+    assert rig.run().target == 6
+    server.capacity, server.usage = 200, 0.3
+    await rig.advance(30)
+    assert rig.run().target == rig.run().in_flight == 20
 
 
 async def test_auto_does_not_believe_lengths_before_the_answers_have_turned_over_once(
