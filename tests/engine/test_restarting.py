@@ -78,9 +78,9 @@ def test_a_server_started_by_hand_is_adopted_watched_and_stopped(place: Place) -
         log = place.folder / "by-hand.log"
         wait_for(lambda: log.exists() and READY_LINE in log.read_text("utf-8"), "ready", 300)
         assert "nothing was touched" in place.do("server", "adopt", f"127.0.0.1:{place.port}")
-        wait_for(lambda: place.server()["pool_tokens"] == 4096, "its figures", 30)
+        wait_for(lambda: place.server()["state"] == "idle", "its figures", 30)
         server = place.server()
-        assert (server["preset"], server["state"]) == (None, "idle")
+        assert (server["preset"], server["pool_tokens"]) == (None, 4096)
         main = psutil.Process(server["pid"])
         members = [main, *main.children(recursive=True)]
         assert len(members) >= 3
