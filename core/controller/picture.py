@@ -163,9 +163,9 @@ def _rank(verdict: Verdict) -> int:
 
 
 def _joined(server: Server, run: Run | None) -> Server:
-    """Return the server with what only the run knows: effective rate, answer time, foreign load."""
+    """Return the server with what only the run knows: effective rate and answer time."""
     if run is None or not any(same_url(server.url, url) for url in run.servers):
-        return replace(server, foreign_requests=_foreign(server, 0))
+        return server
     answer = (
         Figure(run.mean_answer_s, "journal", run.journal_at)
         if run.mean_answer_s is not None
@@ -174,7 +174,6 @@ def _joined(server: Server, run: Run | None) -> Server:
     is_alone = len(run.servers) == 1
     effective = run.effective_tokens_per_s if is_alone else unknown(_SHARED)
     completed = run.completed_per_s if is_alone else unknown(_SHARED)
-    foreign = _foreign(server, run.in_flight) if is_alone else unknown(_SHARED)
     decode = replace(
         server.decode,
         effective_tokens_per_s=effective,
@@ -183,16 +182,7 @@ def _joined(server: Server, run: Run | None) -> Server:
         completed_per_s=completed,
         answer_s=answer,
     )
-    return replace(server, decode=decode, foreign_requests=foreign)
-
-
-def _foreign(server: Server, own: int) -> Figure:
-    """Return running + queued - the run's own."""
-    running, queued = server.decode.running, server.decode.queued
-    if running.value is None or queued.value is None or server.decode.is_frozen:
-        return unknown("counts are not of now")
-    value = max(0.0, running.value + queued.value - own)
-    return Figure(value, running.source, running.at)
+    return replace(server, decode=decode)
 
 
 def _moment(snapshot: Snapshot) -> Moment | None:

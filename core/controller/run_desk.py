@@ -54,7 +54,6 @@ class RunDesk:
     waiting: Run | None = None
     """Shown while a run is being opened, or when it could not be taken up."""
     _stops: dict[str, str] = field(default_factory=dict)
-    _sampled: dict[str, int] = field(default_factory=dict)
     """URL -> own requests in flight when the server's counts were read last."""
     _opening: asyncio.Lock = field(default_factory=asyncio.Lock)
     _is_settled: asyncio.Event = field(default_factory=asyncio.Event)
@@ -88,11 +87,9 @@ class RunDesk:
         return said
 
     def in_flight_at(self, url: str) -> int:
-        """Return the run's own requests at a server, now or when its counts were read."""
+        """Return the run's own requests at a server."""
         own = self._own_url(url)
-        if self.driver is None or own is None:
-            return 0
-        return max(self.driver.in_flight(own), self._sampled.get(own, 0))
+        return 0 if self.driver is None or own is None else self.driver.in_flight(own)
 
     # --- commands --------------------------------------------------------------------------
 
@@ -163,13 +160,14 @@ class RunDesk:
 
     def observe(self, watch: ServerWatch) -> None:
         """Take a new sample of a server into the law and the policy."""
-        own = self._own_url(watch.record.url)
-        if self.steering is not None and self.driver is not None and own is not None:
-            self._sampled[own] = self.driver.in_flight(own)
+        watch.observe_foreign(self.in_flight_at(watch.record.url))
+        if self.steering is not None and self.sends_to(watch.record.url):
             self.steering.observe(watch)
 
     def tick(self) -> None:
         """Apply what changes without a sample: staleness, a server that came or went."""
+        for watch in self.servers.watches.values():
+            watch.foreign.note_own(self._now(), self.in_flight_at(watch.record.url))
         if self.steering is not None:
             self.steering.tick()
 
@@ -234,7 +232,6 @@ class RunDesk:
                 self.servers.drop(watch)
             raise
         self.driver, self.waiting = driver, None
-        self._sampled.clear()
         law, clock = self.host.config.throttle, self.host.clock
         self.steering = Steering(clock, driver, self.servers, self._tell, law, self._stops)
         self.steering.tick()

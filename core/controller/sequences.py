@@ -234,7 +234,6 @@ class Sequences:
     def _replaced(self, watch: ServerWatch | None) -> Replaced | None:
         if watch is None:
             return None
-        own = self.run.in_flight_at(watch.record.url)
         record = next((r for r in self.ledger.records() if r.id == watch.record.launch_id), None)
         return Replaced(
             watch.record.name,
@@ -242,7 +241,7 @@ class Sequences:
             watch.record.session,
             record.argv if record else (),
             watch.record.owner,
-            foreign_requests(watch, own),
+            foreign_requests(watch),
         )
 
 

@@ -11,7 +11,8 @@ from kvctl.core.controller.server_sources import ServerSources
 from kvctl.core.controller.stages import StageList
 from kvctl.core.controller.store import EventFeed
 from kvctl.core.domain import decode as decoding
-from kvctl.core.domain.figures import Figure
+from kvctl.core.domain.figures import Figure, unknown
+from kvctl.core.domain.foreign_load import ForeignLoad
 from kvctl.core.domain.gpus import ProcessIdentity
 from kvctl.core.domain.health import HealthInputs, assess
 from kvctl.core.domain.server import Decode, Failure, Server, ServerState, Stage
@@ -35,6 +36,7 @@ class ServerWatch(ServerSources):
     on_sample: Callable[["ServerWatch"], None] = field(kw_only=True, default=lambda _: None)
     """Called after each answer with counts."""
     stages: StageList = field(init=False)
+    foreign: ForeignLoad = field(default_factory=ForeignLoad)
     state: ServerState = ServerState.STARTING
     state_reason: str = ""
     state_since: float = 0.0
@@ -89,6 +91,16 @@ class ServerWatch(ServerSources):
                 return f"its process {pid} has ended, which it cannot serve without"
         return "its log says that a process of it failed" if self.causes.is_fatal else None
 
+    def observe_foreign(self, own: int) -> None:
+        """Hold the counts that have come against our own requests in flight here."""
+        now = self.host.clock.monotonic()
+        figures = decoding.decode_of(self.decode, now)
+        running, queued = _whole(figures.running), _whole(figures.queued)
+        if running is None or queued is None or self.is_frozen:
+            self.foreign.forget()
+        else:
+            self.foreign.observe(now, running + queued, own)
+
     def view(self) -> Server:
         """Return the server as the panel shows it."""
         now, record = self.host.clock.monotonic(), self.record
@@ -121,6 +133,7 @@ class ServerWatch(ServerSources):
             stages=self._stages(),
             failure=self._card(),
             decode=replace(self._figures(now), is_frozen=self.is_frozen),
+            foreign_requests=self._foreign_requests(now),
             live_cap=self.info.live_cap if self.info and record.cap_before is not None else None,
             launch_id=record.launch_id,
         )
@@ -142,6 +155,12 @@ class ServerWatch(ServerSources):
         if self.state in (ServerState.STOPPED, ServerState.FAILED):
             return Decode()
         return decoding.decode_of(self.decode, now)
+
+    def _foreign_requests(self, now: float) -> Figure:
+        running, count = self._figures(now).running, self.foreign.count
+        if running.value is None or count is None or self.is_frozen:
+            return unknown("counts are not of now")
+        return Figure(count, running.source, running.at)
 
     def _change(self, state: ServerState, now: float) -> None:
         before, self.state, self.state_since = self.state, state, now

@@ -45,9 +45,6 @@ class RunInterplay(Protocol):
     async def settle_in_flight(self, url: str, how: WaitHow) -> str:
         """Drain, harvest or abandon what is in flight at a server; say what was done."""
 
-    def in_flight_at(self, url: str) -> int:
-        """Return the run's own requests at a server, now or when its counts were read."""
-
     def view(self) -> Run | None:
         """Return the open run, None without one."""
 
@@ -97,7 +94,7 @@ def guard_stop(run: RunInterplay, stop: Stop) -> None:
         )
     if watch.identity is None and not watch.record.stop_command:
         raise CommandRefused(f"{watch.record.url} is not on this host: stop it there")
-    foreign = foreign_requests(watch, run.in_flight_at(watch.record.url))
+    foreign = foreign_requests(watch)
     if foreign and not stop.cut_foreign:
         raise CommandRefused(
             f"{foreign} requests on {watch.record.name} are not this run's and would be cut: "
@@ -105,15 +102,13 @@ def guard_stop(run: RunInterplay, stop: Stop) -> None:
         )
 
 
-def foreign_requests(watch: ServerWatch, own: int) -> int | None:
+def foreign_requests(watch: ServerWatch) -> int | None:
     """Return running and queued requests that are not the run's; None if not known (now)."""
-    decode = watch.view().decode
-    if decode.running.value is None or decode.queued.value is None or watch.is_frozen:
+    figure = watch.view().foreign_requests
+    age_s = figure.age_s(watch.host.clock.monotonic())
+    if figure.value is None or age_s is None or age_s > COUNTS_FRESH_S:
         return None
-    age_s = decode.running.age_s(watch.host.clock.monotonic())
-    if age_s is None or age_s > COUNTS_FRESH_S:
-        return None
-    return max(0, int(decode.running.value + decode.queued.value) - own)
+    return int(figure.value)
 
 
 def gpus_of(view: GpuView, watch: ServerWatch) -> tuple[str, ...] | None:

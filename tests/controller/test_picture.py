@@ -10,6 +10,7 @@ from tests.fakes.sglang import FakeServer
 
 from kvctl.core.controller.commands import (
     PauseRun,
+    RestartServer,
     ResumeRun,
     StartServer,
     StopServer,
@@ -65,6 +66,16 @@ async def test_requests_of_others_are_counted_with_and_without_a_run(rig: Rig) -
     await rig.advance(10)
     figure = rig.server().foreign_requests
     assert figure.value is None and figure.reason == "counts are not of now"
+
+
+async def test_an_answer_that_the_server_still_counts_is_not_anothers(rig: Rig) -> None:
+    server = await rig.generating(rig.run_file(rows=400))
+    await rig.advance(5)
+    server.others = 1
+    await rig.advance(1)
+    assert rig.server().decode.running.value == 5
+    assert rig.server().foreign_requests.value == 0
+    assert (await rig.submit(RestartServer("large"))).is_done
 
 
 async def test_the_first_server_is_the_one_that_kvctl_manages(rig: Rig) -> None:
