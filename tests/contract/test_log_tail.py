@@ -13,6 +13,9 @@ from kvctl.core.probes.log_tail import FileLogTail
 
 DECODE = "[2026-11-02 09:30:00] Decode batch, #running-req: {n}, #queue-req: 0\n"
 LAUNCH = "[2026-11-02 09:00:00] server_args=ServerArgs(model_path='/m')\n"
+SEARCH_BYTES = 1 << 20
+"""How much is searched at once for the last launch."""
+preadv = os.preadv
 READY = "[2026-11-02 09:01:00] The server is fired up and ready to roll!\n"
 
 
@@ -184,6 +187,35 @@ def test_the_start_up_of_the_last_launch_is_found_behind_a_long_run(path: Path) 
 def test_the_start_up_of_a_file_from_its_beginning_has_line_numbers(path: Path) -> None:
     add(path, LAUNCH + READY)
     assert [r.number for r in FileLogTail(str(path)).startup_records()] == [1, 2]
+
+
+@pytest.mark.parametrize("before", range(-60, 61, 3))
+def test_a_launch_line_on_the_border_of_two_searched_blocks_is_whole(
+    path: Path, before: int
+) -> None:
+    add(path, DECODE.format(n=1) + LAUNCH + READY)
+    size = path.stat().st_size - len(DECODE.format(n=1))
+    add(path, b"x" * (SEARCH_BYTES - size + before) + b"\n")
+    kinds = [record.kind for record in FileLogTail(str(path)).startup_records()]
+    assert kinds == [LogKind.STAGE, LogKind.READY]
+
+
+def test_the_last_launch_is_found_among_lines_full_of_assignments(path: Path) -> None:
+    request = "[2026-11-02 09:30:00] Receive: obj=GenerateReqInput(a=1, b=2, server_arg=3)\n"
+    add(path, LAUNCH + READY + LAUNCH + "max_total_num_tokens=4096\n" + READY + request * 50_000)
+    records = FileLogTail(str(path)).startup_records()
+    assert [r.number_of("pool_tokens") for r in records] == [None, 4096, None]
+
+
+def test_looking_for_the_last_launch_reads_the_file_once_and_in_small_pieces(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+    monkeypatch.setattr(os, "preadv", lambda *what: read.append(preadv(*what)) or read[-1])
+    add(path, LAUNCH + READY + DECODE.format(n=1) * 100_000)
+    assert len(FileLogTail(str(path)).startup_records()) == 2
+    assert max(read) <= SEARCH_BYTES + 64
+    assert sum(read) <= path.stat().st_size + 64 * len(read)
 
 
 def test_a_missing_file_has_no_start_up(path: Path) -> None:
