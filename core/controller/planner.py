@@ -42,7 +42,6 @@ class Planner:
         is_simulated = self.host.gpus.is_simulated
         self._reader = PlanReader(
             self.host.presets,
-            self.host.config.rules,
             self.host.processes,
             self.host.clock,
             lambda listed: belongs_to(listed, is_simulated=is_simulated),
@@ -65,7 +64,7 @@ class Planner:
 
         Raises:
             UsageError: There is no such preset.
-            KvctlError: The named run cannot be read.
+            KvctlError: The named run, or config.toml, cannot be read.
         """
         works = await asyncio.to_thread(_works, command, snapshot.run)
         made = await asyncio.to_thread(self._made, snapshot, works)
@@ -80,7 +79,8 @@ class Planner:
     def _made(self, snapshot: Snapshot, works: tuple[Work, ...]) -> tuple[Planned, ...]:
         launches = self.ledger.records()
         name = snapshot.server.name if snapshot.server else None
-        around = PlanSurroundings(snapshot.gpus, launches, name, self._session(snapshot.server))
+        session = self._session(snapshot.server)
+        around = PlanSurroundings(snapshot.gpus, launches, self.host.rules, name, session)
         candidates, memory = self._reader.candidates(around)
         is_simulated = self.host.gpus.is_simulated
         free = None if memory is None or is_simulated else memory.available

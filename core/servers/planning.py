@@ -16,7 +16,7 @@ from kvctl.core.domain.gpus import GpuDevice, GpuView, HolderKind
 from kvctl.core.domain.launch_plan import LaunchPlan
 from kvctl.core.domain.launches import LaunchRecord, model_key
 from kvctl.core.domain.plan import Candidate
-from kvctl.core.domain.rules import Rule, refusals
+from kvctl.core.domain.rules import Rule, refusals, refusals_of_argv
 from kvctl.core.domain.serving_flags import ServingFlags, flags_of_settings
 from kvctl.core.ports import Processes
 from kvctl.core.servers.flag_catalogue import InterpreterProblem, locate
@@ -43,6 +43,8 @@ class PlanSurroundings:
 
     gpus: GpuView
     launches: tuple[LaunchRecord, ...]
+    rules: tuple[Rule, ...]
+    """As they are written now."""
     replaced: str | None = None
     """Name of the server that would be stopped first."""
     session: int | None = None
@@ -54,7 +56,6 @@ class PlanReader:
     """Reads presets as candidates of a plan."""
 
     store: PresetStore
-    rules: tuple[Rule, ...]
     processes: Processes
     clock: Clock
     is_wanted: Callable[[ListedPreset], bool] = lambda _: True
@@ -116,7 +117,10 @@ class PlanReader:
             plan = self.store.shown_plan(preset)
         except KvctlError as refused:
             return Candidate(listed.name, preset.description, problem=str(refused))
-        broken = refusals(preset, self.rules)
+        broken = (
+            *refusals(preset, around.rules),
+            *refusals_of_argv(plan.shown_argv, around.rules),  # values that came from variables
+        )
         flags = flags_of_settings(plan.settings, self._version(plan, around.launches))
         folder, problem = self._folder(plan)
         return Candidate(

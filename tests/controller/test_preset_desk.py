@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from tests.fakes.rig import Rig
+from tests.fakes.rig import Rig, preset_text
 
-from kvctl.core.controller.commands import CheckPreset, OwnPreset, ValidatePreset
+from kvctl.core.controller.commands import CheckPreset, OwnPreset, PlanPresets, ValidatePreset
 from kvctl.core.controller.controller import Controller
 from kvctl.core.servers.preset_store import PresetStore
 
@@ -58,3 +58,24 @@ async def test_a_rule_written_while_kvctld_runs_holds_at_the_next_check(rig: Rig
     path.write_text("[[rule\n")
     broken = await rig.during(controller.submit(CheckPreset("small")))
     assert broken.exit_status == 2 and "not TOML" in broken.message
+
+
+async def test_a_rule_written_while_kvctld_runs_is_in_the_next_plan(rig: Rig) -> None:
+    path = rig.folder / "config.toml"
+    path.write_text("")
+    controller = Controller(replace(rig.host(), config_path=path))
+    before = await rig.during(controller.submit(PlanPresets(("small",))))
+    assert before.data["presets"][0]["refused"] is None
+    path.write_text('[[rule]]\nflag = "mem-fraction-static"\ndeny = ["*"]\nreason = "measured"\n')
+    after = await rig.during(controller.submit(PlanPresets(("small",))))
+    assert after.data["presets"][0]["refused"] == "rule on mem-fraction-static: measured"
+    path.write_text("[[rule\n")
+    broken = await rig.during(controller.submit(PlanPresets(("small",))))
+    assert broken.exit_status == 2 and "not TOML" in broken.message
+
+
+async def test_a_plan_refuses_a_value_that_came_from_a_variable(rig: Rig) -> None:
+    rig.environment["KV"] = "fp8_e4m3"
+    rig.write_preset("given", preset_text('[flags]\nkv-cache-dtype = "${KV}"\n'))
+    outcome = await rig.during(Controller(rig.host()).submit(PlanPresets(("given",))))
+    assert outcome.data["presets"][0]["refused"].startswith("rule on kv-cache-dtype")
