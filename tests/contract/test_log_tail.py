@@ -211,7 +211,12 @@ def test_looking_for_the_last_launch_reads_the_file_once_and_in_small_pieces(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[int] = []
-    monkeypatch.setattr(os, "preadv", lambda *what: read.append(preadv(*what)) or read[-1])
+
+    def counted(descriptor: int, buffers: list[memoryview], offset: int) -> int:
+        read.append(preadv(descriptor, buffers, offset))
+        return read[-1]
+
+    monkeypatch.setattr(os, "preadv", counted)
     add(path, LAUNCH + READY + DECODE.format(n=1) * 100_000)
     assert len(FileLogTail(str(path)).startup_records()) == 2
     assert max(read) <= SEARCH_BYTES + 64
