@@ -127,9 +127,11 @@ class Steps:
             watch.is_stop_asked = True
             await asyncio.shield(self._give_up(watch, "cancelled by the operator", id))
             raise
-        self._release(watch)
         if watch.info is None:
-            await watch.learn()
+            await (
+                watch.learn()
+            )  # before the run sends: it asks what serves, and waits if told nothing
+        self._release(watch)
         self._serves(watch, id)
         return told_ready(watch, self.desk.host.clock.wall())
 

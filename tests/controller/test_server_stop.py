@@ -266,6 +266,7 @@ async def test_a_restart_keeps_the_run_and_every_token(rig: Rig) -> None:
         r for r in rig.launcher.started[1].server.generator.requests if len(r.input_ids or ()) > 3
     ]
     assert len(continued) == 4
+    assert not any("does not say yet" in told for told in rig.events("reached"))
 
 
 async def test_a_drain_waits_for_what_runs_and_cuts_nothing(rig: Rig) -> None:

@@ -92,6 +92,9 @@ class FakeServer:
         )
 
 
+ANSWER_S = 0.05
+
+
 @dataclass
 class World:
     """The servers of a test by URL, and their logs by path; they outlive a controller."""
@@ -152,7 +155,9 @@ class FakeEngine:
         )
 
     async def model_name(self) -> str:
-        return self._server("model_name").model
+        model = self._server("model_name").model
+        await self.world.clock.sleep(ANSWER_S)
+        return model
 
     async def is_ready(self) -> bool | None:
         return not self._server("is_ready").time.is_stopped
