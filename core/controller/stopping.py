@@ -26,6 +26,9 @@ LOOK_S = 0.25
 RESPAWN_S = 2.0
 """How long a stop command's server is watched for a supervisor that starts it again."""
 STOP_COMMAND_S = 120.0
+CUT_WAIT_S = 10.0
+"""From TERM to KILL where others' requests are cut: SGLang drains for ever while clients ask on,
+and ends within 9 s where they do not."""
 COUNTS_FRESH_S = 15.0
 """Older counts say nothing about whose requests run now."""
 
@@ -65,6 +68,7 @@ async def stop_server(host: Host, desk: GpuDesk, run: RunInterplay, stop: Stop) 
     """Carry out the five steps of a stop; each leaves its proof in the stages."""
     watch, stages = stop.watch, stop.watch.stages
     guard_stop(run, stop)
+    foreign = foreign_requests(watch) or 0
     uuids = gpus_of(desk.view, watch)
     beside = _beside(desk.view, watch.record.name)
     with stages.step("hold run") as proof:
@@ -75,7 +79,9 @@ async def stop_server(host: Host, desk: GpuDesk, run: RunInterplay, stop: Stop) 
         proof.append(await run.settle_in_flight(watch.record.url, stop.how))
     watch.is_stop_asked = True
     with stages.step("stop") as proof:
-        proof.append(await _end_main(host, stop))
+        cut = await _cut_foreign(stop, foreign)
+        proof += [cut] if cut else []
+        proof.append(await _end_main(host, stop, is_cutting=cut is not None))
     with stages.step("free GPUs") as proof:
         proof.append(await _end_rest(host, desk, stop))
     with stages.step("prove clean") as proof:
@@ -129,21 +135,34 @@ def _beside(view: GpuView, name: str) -> tuple[ProcessIdentity, ...]:
     )
 
 
-async def _end_main(host: Host, stop: Stop) -> str:
+async def _cut_foreign(stop: Stop, foreign: int) -> str | None:
+    """Abort what others have at the server, as was agreed to; None where nobody has anything."""
+    count = max(foreign, foreign_requests(stop.watch) or 0)
+    if not count or not stop.cut_foreign or stop.is_dying:
+        return None
+    try:
+        await stop.watch.engine.abort_all()  # our own are dealt with by now
+    except ProbeFailed as failed:
+        return f"{count} requests of others not aborted: {failed}"
+    return f"{count} requests of others cut"
+
+
+async def _end_main(host: Host, stop: Stop, *, is_cutting: bool) -> str:
     """Ask the main process to end and wait until it has."""
     watch = stop.watch
     if watch.record.stop_command:
         said = await _run_stop_command(watch.record.stop_command)
         return await _until_gone(host, watch, said)
     assert watch.identity is not None  # the guard has seen to it
+    stop_s = host.config.limits.stop_s
     report = await end_processes(
         host.processes,
         host.clock,
         [watch.identity],
         # What is dying waits for its crash dumps only, and its port answers nobody.
         first=signal.SIGKILL if stop.is_dying else signal.SIGTERM,
-        wait_s=host.config.limits.stop_s,
-        escalate=False,
+        wait_s=min(CUT_WAIT_S, stop_s) if is_cutting else stop_s,
+        escalate=is_cutting,
     )
     host.launcher.reap()
     return report.lines()[0]
