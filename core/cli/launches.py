@@ -21,8 +21,10 @@ from kvctl.core.servers.ledger import Ledger
 _SHOWN = 20
 _SPANS = 12
 """Rows of a launch's history."""
-_POINTS = ("launch", "KV dtype", "fraction", "hicache", "pool", "part", "running/queued", "usage",
-           "gen tok/s", "eff tok/s", "completions", "window", "")  # fmt: skip
+POINT_COLUMNS = (
+    "launch", "KV dtype", "fraction", "hicache", "pool", "part", "running/queued", "usage",
+    "gen tok/s", "eff tok/s", "completions", "window", "",
+)  # fmt: skip
 
 
 def launches(session: Session) -> int:
@@ -74,7 +76,7 @@ def _lines(found: Sequence[LaunchRecord], ledger: Path) -> Iterator[str]:
     if points:
         yield ""
         yield "operating points: the longest steady window of each launch and partition"
-        yield from table(_POINTS, [_point_row(launch, point) for launch, point in points])
+        yield from table(POINT_COLUMNS, [point_row(launch, point) for launch, point in points])
 
 
 def _row(launch: LaunchRecord, now: float) -> tuple[str, ...]:
@@ -108,18 +110,15 @@ def _end(launch: LaunchRecord, now: float) -> str:
     return f"{day_time(launch.ended_wall, now)} {launch.cause or ''}{code}"
 
 
-def _point_row(launch: LaunchRecord, point: OperatingPoint) -> tuple[str, ...]:
+def point_row(launch: LaunchRecord, point: OperatingPoint) -> tuple[str, ...]:
+    """Return one line of the mission's table, by `POINT_COLUMNS`."""
     flags = launch.serving
     fraction = flags.mem_fraction
     return (
         one_line(launch.preset),
         flags.kv_dtype if launch.flags else UNKNOWN,
         UNKNOWN if fraction is None else f"{fraction:g}",
-        f"{flags.hicache_gb:g} GB a rank"
-        if flags.hicache_gb
-        else "on"
-        if flags.has_hicache
-        else "",
+        _hicache(flags),
         kilo_tokens(launch.pool_tokens),
         one_line(point.partition),
         f"{thousands(point.running)} / {thousands(point.queued)}",
@@ -166,7 +165,7 @@ def _whole(launch: LaunchRecord, state: Path) -> Iterator[str]:
     yield one_line(f"  held        {held or UNKNOWN}")
     if launch.points:
         yield ""
-        yield from table(_POINTS, [_point_row(launch, point) for point in launch.points])
+        yield from table(POINT_COLUMNS, [point_row(launch, point) for point in launch.points])
     end = launch.ended_wall or math.inf
     rows = list(spans(state, launch.server, launch.wall, end, _SPANS)) if launch.server else []
     if rows:

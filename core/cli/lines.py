@@ -12,6 +12,14 @@ def one_line(text: str, limit: int = LIMIT) -> str:
     return clean_line(text.replace("\r", " "), limit)
 
 
+def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Yield rows under their head as a Markdown table; a bar in a cell stays a bar."""
+    for number, row in enumerate([head, *rows]):
+        yield "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |"
+        if number == 0:
+            yield "|" + " --- |" * len(head)
+
+
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
     """Yield rows under their head, columns as wide as their widest cell."""
     cells = [head, *rows]

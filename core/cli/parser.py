@@ -118,6 +118,8 @@ def _add_planning(verbs: _Verbs) -> None:
         "launches", "launches:launches", "every launch here, predicted beside measured", json=True
     )
     launches.add_argument("launch", metavar="PRESET|ID", nargs="?", help="an id: in full")
+    memo = verbs.add("report", "report:report", "the decision memo, as Markdown")
+    memo.add_argument("-o", "--output", type=Path, metavar="FILE", help="write it there")
     plan = verbs.add("plan", "plan:show_plan", "presets side by side before a restart", json=True)
     plan.add_argument("presets", metavar="PRESET", nargs="*", help="default: all")
     plan.add_argument(

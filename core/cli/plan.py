@@ -42,16 +42,20 @@ def _command(session: Session) -> PlanPresets:
 
 
 def _lines(planned: Sequence[Planned]) -> Iterator[str]:
-    parts = planned[0].parts if planned else ()
-    head = ("preset", "KV tokens", *(_head(part) for part in parts), "gen tok/s", "run left",
-            "GPU memory", "host memory", "may start")  # fmt: skip
-    yield from table(head, [_row(one) for one in planned])
-    if parts:
+    yield from table(plan_columns(planned), [plan_row(one) for one in planned])
+    if planned and planned[0].parts:
         yield ""
         yield "  of each partition: requests that decode at once, N = C u / k (pool over length)"
     for one in planned:
         yield ""
         yield from _reasons(one)
+
+
+def plan_columns(planned: Sequence[Planned]) -> tuple[str, ...]:
+    """Return what stands over the columns of `plan_row`."""
+    parts = planned[0].parts if planned else ()
+    return ("preset", "KV tokens", *(_head(part) for part in parts), "gen tok/s", "run left",
+            "GPU memory", "host memory", "may start")  # fmt: skip
 
 
 def _head(part: Part) -> str:
@@ -60,7 +64,8 @@ def _head(part: Part) -> str:
     return one_line(f"{part.name} at {kilo_tokens(part.mean_tokens)}", 24)
 
 
-def _row(planned: Planned) -> tuple[str, ...]:
+def plan_row(planned: Planned) -> tuple[str, ...]:
+    """Return what one preset would bring."""
     refused = "refused" if planned.refused else "not here" if planned.problem else ""
     return (
         one_line(planned.name),
@@ -104,13 +109,16 @@ def _host(planned: Planned) -> str:
     return f"hicache {gib(planned.host_bytes)}, {word}"
 
 
+def reason_of(planned: Planned) -> str:
+    """Return why a preset is as it is in one line: what it lacks, or what decides its rate."""
+    refused = f"refused, {planned.refused}; " if planned.refused else ""
+    return one_line(f"{planned.name}: {refused}{planned.problem or planned.reason}", 400)
+
+
 def _reasons(planned: Planned) -> Iterator[str]:
-    if planned.refused:
-        yield one_line(f"{planned.name}: refused, {planned.refused}", 400)
+    yield reason_of(planned)
     if planned.problem:
-        yield one_line(f"{planned.name}: {planned.problem}", 400)
         return
-    yield one_line(f"{planned.name}: {planned.reason}", 400)
     source = planned.calibrated_by or "no launch of this model here yet: assumptions alone"
     yield one_line(f"  calibrated by {source}" if planned.calibrated_by else f"  {source}", 400)
     if planned.measured_tokens is not None:

@@ -25,6 +25,11 @@ _PAST_UNITS = {
 }
 
 
+PARTITION_COLUMNS = (
+    "partition", "state", "done", "total", "failed", "flight", "tokens", "mean", "left"
+)  # fmt: skip
+
+
 def status_lines(snapshot: Snapshot) -> Iterator[str]:
     """Yield the whole picture on one page."""
     simulated = "  SIMULATED" if snapshot.is_simulated else ""
@@ -85,12 +90,11 @@ def run_lines(snapshot: Snapshot) -> Iterator[str]:
     yield one_line(run_line(run))
     if run.reason:
         yield one_line(f"  {run.reason}")
-    yield f"  {_remaining(run, snapshot.wall)}  output {one_line(run.output)}"
-    head = ("partition", "state", "done", "total", "failed", "flight", "tokens", "mean", "left")
-    yield from table(head, [_partition_row(partition) for partition in run.partitions])
+    yield f"  {remaining(run, snapshot.wall)}  output {one_line(run.output)}"
+    yield from table(PARTITION_COLUMNS, [partition_row(partition) for partition in run.partitions])
 
 
-def _remaining(run: Run, wall: float) -> str:
+def remaining(run: Run, wall: float) -> str:
     """Return what is left of a run and when it is done, or why that is not known."""
     if run.remaining_s is None:
         word = "not yet known" if run.state is RunState.RUNNING else UNKNOWN
@@ -174,7 +178,8 @@ def _whole(figure: Figure) -> str:
     return thousands(figure.value)
 
 
-def _partition_row(partition: Partition) -> tuple[str, ...]:
+def partition_row(partition: Partition) -> tuple[str, ...]:
+    """Return where a partition stands, by `PARTITION_COLUMNS`."""
     rough = "~" if partition.is_estimate_rough and partition.remaining_s is not None else ""
     return (
         one_line(partition.name),
