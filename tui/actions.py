@@ -1,7 +1,8 @@
 """The one registry of what the panel can do: keys, words, danger, and when it is possible.
 
 Footer, help, palette and the key table of the README are made from it. A lower-case letter
-opens, shows, or does what the same key undoes; upper case leads to processes and asks.
+opens, shows, or does what the same key undoes; upper case leads to processes and asks. Only `b`
+starts something at once: after a failure nothing serves that it could disturb.
 ctrl+s, ctrl+q (flow control), ctrl+a and ctrl+b (screen, tmux) are never bound.
 """
 
@@ -19,6 +20,7 @@ from kvctl.tui.conditions import (
     always,
     auto_label,
     fewer,
+    last_good_label,
     more,
     needs_change,
     needs_failure,
@@ -100,6 +102,7 @@ _LABELS: dict[str, Callable[[Snapshot], tuple[str, ...]]] = {
     "auto": auto_label,
     "restart": restart_label,
     "stop": stop_label,
+    "last_good": last_good_label,
     "why": why_label,
 }
 
@@ -134,15 +137,15 @@ ACTIONS: tuple[Action, ...] = (
     Action("kill", ("K", "f9", "ctrl+k"), "K", "kill processes that hold GPU memory",
            "See identity, owner and evidence; end them and prove the GPUs clean.", "GPUs",
            Danger.ASKS, needs_holder, None, ("kill",), "server", 15, True),
+    Action("last_good", ("b",), "b", "back to the last preset that worked",
+           "After a failure: start the last preset that served; its checks come first.", "server",
+           Danger.NONE, needs_failure, None, ("back",), "server", 24, True),
     Action("log", ("l",), "l", "the server's log",
            "Follow the log file, / filters, E jumps to the first error.", "all",
            Danger.NONE, needs_log, None, ("log",), "view", 16),
     Action("cancel", ("X",), "X", "cancel the start or restart",
            "Stop the start in progress; offers the last good preset.", "stages",
            Danger.ASKS, needs_change, None, ("cancel start", "cancel"), "server", 11, True),
-    Action("last_good", (), "", "back to the last preset that worked",
-           "After a failure: start the last preset that served; its checks come first.", "server",
-           Danger.NONE, needs_failure, changes_host=True),
     Action("compare", ("c",), "c", "compare launches",
            "The measured operating points of the presets, steady ones marked.", "all",
            Danger.NONE, always, None, ("compare",), "view", 23),
@@ -212,7 +215,6 @@ DIALOG_KEYS: tuple[tuple[str, str, str], ...] = (
     ("m", "how much is ended", "this process, its launch, its GPU, every leftover (kill)"),
     ("space", "mark", "a process for the kill"),
     ("f / E", "log", "follow on or off, filter, first error"),
-    ("b", "back", "failure: starts the last preset that worked, after its checks"),
     ("r", "again", "failure: the dialog for the same preset"),
 )
 """Keys inside dialogs: shown, name, help."""

@@ -14,6 +14,7 @@ from kvctl.core.domain.holding import every_holder
 from kvctl.core.domain.run import Run, RunState
 from kvctl.core.domain.server import ServerState
 from kvctl.core.domain.snapshot import Snapshot
+from kvctl.tui.present.text import literal
 from kvctl.tui.present.view import View
 from kvctl.tui.present.words import is_changing
 
@@ -160,6 +161,11 @@ def has_live_server(snapshot: Snapshot) -> bool:
 def stop_label(snapshot: Snapshot) -> tuple[str, ...]:
     """Return what `S` does now."""
     return ("stop",) if has_live_server(snapshot) else ("start",)
+
+
+def last_good_label(snapshot: Snapshot) -> tuple[str, ...]:
+    """Return what `b` does after a failure."""
+    return (f"back to {literal(snapshot.last_good_preset or 'a preset')}", "back")
 
 
 def why_label(snapshot: Snapshot) -> tuple[str, ...]:

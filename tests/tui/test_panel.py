@@ -245,7 +245,7 @@ async def test_a_failed_start_offers_its_card_with_cause_and_evidence() -> None:
         await panel.shows("Start ── ", "nothing has been touched yet", "✓ rules: 3 kept")
 
 
-@pytest.mark.parametrize("keys", [("w", "b"), ("R", "y", "b")])
+@pytest.mark.parametrize("keys", [("w", "b"), ("R", "y", "b"), ("b",)])
 async def test_one_key_leads_from_a_failure_back_to_the_last_preset_that_worked(
     keys: tuple[str, ...],
 ) -> None:
@@ -256,12 +256,31 @@ async def test_one_key_leads_from_a_failure_back_to_the_last_preset_that_worked(
             await panel.shows("✓ rules: 3 kept")
             await panel.press("y")
             await panel.shows("b back to hicache-bf16   w the card")
+        elif keys[0] == "b":
+            await panel.shows("w this card   l log   b back to hicache-bf16")
         else:
             await panel.press("w")
             await panel.shows("b    back to hicache-bf16, the last preset that worked")
         await panel.press("b")
         await panel.shows("Start ── back to hicache-bf16")
         assert panel.feed.submitted[-1] == StartServer("hicache-bf16", "hicache-bf16-95")
+
+
+@pytest.mark.parametrize(
+    ("scene", "told"),
+    [
+        (mission.STEADY, "b: no server has failed"),
+        (
+            replace(mission.FAILED, last_good_preset=None),
+            "b: no preset has worked here before; S starts one",
+        ),
+    ],
+)
+async def test_the_way_back_says_why_there_is_none(scene: Snapshot, told: str) -> None:
+    async with driven(feed_of(scene)) as panel:
+        await panel.press("b")
+        await panel.shows(told)
+        assert panel.feed.submitted == []
 
 
 async def test_cancelling_a_start_asks_first() -> None:

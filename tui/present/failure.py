@@ -5,7 +5,7 @@ from kvctl.core.domain.snapshot import Snapshot
 from kvctl.core.domain.units import duration, kilo_tokens, thousands
 from kvctl.tui.present.gpus import holders_in_words
 from kvctl.tui.present.line import Ink, Line, Pen, plain, rule, sided
-from kvctl.tui.present.text import wrap
+from kvctl.tui.present.text import literal, width, wrap
 from kvctl.tui.present.view import View
 
 
@@ -38,11 +38,15 @@ def body(snapshot: Snapshot, view: View, columns: int, height: int) -> list[Line
     evidence = failure.evidence if failure else ()
     drawn += [plain(columns, f" {t}") for a in advice[:2] for t in wrap(f"> {a}", columns - 2)]
     drawn += [plain(columns, f" {line}", Ink.DIM) for line in evidence]
-    return [*drawn[: height - 1], _keys(columns)]
+    return [*drawn[: height - 1], _keys(snapshot.last_good_preset, columns)]
 
 
-def _keys(columns: int) -> Line:
-    return plain(columns, " w this card   S choose a preset and start   l log", Ink.DIM)
+def _keys(good: str | None, columns: int) -> Line:
+    keys = " w this card   l log   "
+    ways = [f"b back to {literal(good)}"] if good else []
+    ways.append("S choose a preset and start")
+    fitting = (way for way in ways if width(keys + way) <= columns)
+    return plain(columns, keys + next(fitting, ways[-1]), Ink.DIM)
 
 
 def card(snapshot: Snapshot, columns: int, actions: tuple[tuple[str, str], ...]) -> list[Line]:
