@@ -100,10 +100,15 @@ def _works(command: PlanPresets, run: Run | None) -> tuple[Work, ...]:
         return tuple(
             Work(f"{mean:,.0f} tokens", lengths_of(mean), None, None) for mean in command.lengths
         )
-    if command.run is None or (run is not None and command.run in (run.name, run.path)):
+    if command.run is None:
         return works_of(run)
-    spec = spec_at(Path(command.run))
-    return works_of(run) if run is not None and run.path == spec.path else works_on_disk(spec)
+    named = run if run is not None and command.run in (run.name, run.path) else None
+    if named is not None and named.partitions:
+        return works_of(named)
+    spec = spec_at(Path(named.path if named is not None else command.run))
+    # A run that is still being read has no partitions yet: what lies on disk is asked.
+    is_open = run is not None and run.path == spec.path and run.partitions
+    return works_of(run) if is_open else works_on_disk(spec)
 
 
 def _fixed_slots(snapshot: Snapshot) -> int | None:
