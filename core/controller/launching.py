@@ -296,11 +296,19 @@ def _no_token(problem: str | None) -> StartFailed:
     return StartFailed(Failure(f"The server is up but makes no token: {problem}", advice))
 
 
+def took_s(watch: ServerWatch, wall: float) -> float | None:
+    """Return how long a launch took that serves now; None where nobody saw when it was ready."""
+    launched = watch.record.launched_wall
+    until = watch.record.ready_wall if watch.has_missed_ready else wall
+    return None if launched is None or until is None else until - launched
+
+
 def told_ready(watch: ServerWatch, wall: float) -> str:
     """Return in one line what a launch that serves (at this wall time) has come to."""
     record, startup = watch.record, watch.startup
-    took = wall - (record.launched_wall or wall)
-    parts = [f"{record.preset} at {record.url} serves as {record.name} after {duration(took)}"]
+    took = took_s(watch, wall)
+    after = "" if took is None else f" after {duration(took)}"
+    parts = [f"{record.preset} at {record.url} serves as {record.name}{after}"]
     if startup.pool_tokens is not None:
         parts.append(f"pool {thousands(startup.pool_tokens)} tokens")
     if startup.available_gpu_memory_gb is not None:

@@ -58,6 +58,8 @@ class ServerSources:
     is_ready: bool | None = None
     """What /ready said while the counts stand still, None while they move or it does not tell."""
     causes: Causes = field(default_factory=Causes)
+    has_missed_ready: bool = False
+    """Its log said that it is ready before this kvctld read it: when, nobody saw."""
     _are_metrics_off: bool = False
     _tasks: list["asyncio.Task[None]"] = field(default_factory=list)
 
@@ -229,3 +231,5 @@ class ServerSources:
         self.causes.keep(record)
         if record.kind is LogKind.DRAINING and not record.is_backlog:
             self.is_draining = True
+        if record.kind is LogKind.READY and record.is_backlog:
+            self.has_missed_ready = True

@@ -46,7 +46,6 @@ class ServerWatch(ServerSources):
     next_step: str = ""
     """What kvctl does by itself about a failure; "": nothing."""
     is_stop_asked: bool = False
-    ready_wall: float | None = None
 
     def __post_init__(self) -> None:
         """Open the sources; nothing is read yet."""
@@ -120,7 +119,7 @@ class ServerWatch(ServerSources):
             pid=record.pid,
             start_ticks=record.start_ticks,
             launched_wall=record.launched_wall,
-            ready_wall=self.ready_wall,
+            ready_wall=record.ready_wall,
             ready_after_s=self._ready_after(),
             log_path=record.log_path,
             last_log_at=self.last_line_at,
@@ -170,15 +169,17 @@ class ServerWatch(ServerSources):
             self.feed.emit(_TOLD[state], f"{self.record.name}: {self.state_reason}")
 
     def _became_ready(self, before: ServerState) -> None:
-        if self.ready_wall is None:
-            self.ready_wall = self.host.clock.wall()
+        record = self.record
+        if record.is_managed and not record.ready_seen and not self.has_missed_ready:
+            record.ready_wall = self.host.clock.wall()
         if before is not ServerState.STARTING:
             self.feed.emit("back", f"{self.record.name}: {self.state_reason} (was {before.value})")
 
     def _ready_after(self) -> float | None:
-        if self.ready_wall is None or self.record.launched_wall is None:
+        record = self.record
+        if record.ready_wall is None or record.launched_wall is None:
             return None
-        return max(0.0, self.ready_wall - self.record.launched_wall)
+        return max(0.0, record.ready_wall - record.launched_wall)
 
     def _inputs(self, alive: bool | None, now: float) -> HealthInputs:
         figures, progress = decoding.decode_of(self.decode, now), self.decode.progress

@@ -38,6 +38,8 @@ class ServerRecord:
     """Its stop was carried out, or it was seen dead."""
     ready_seen: bool = False
     """It served once."""
+    ready_wall: float | None = None
+    """UTC seconds when it first did; None where no kvctld saw that."""
     container: str | None = None
     """Id of the container it runs in, where that is not kvctld's own."""
     owner: str | None = None

@@ -15,6 +15,7 @@ from kvctl.core.controller.launching import (
     begin_ledger,
     spawn,
     told_ready,
+    took_s,
     until_ready,
 )
 from kvctl.core.controller.server_desk import ServerDesk
@@ -162,7 +163,7 @@ class Steps:
         self.write(
             lambda: self.ledger.ready(
                 watch.record.launch_id or "",
-                wall - (watch.record.launched_wall or 0.0),
+                took_s(watch, wall),
                 watch.startup.pool_tokens,
                 watch.startup.available_gpu_memory_gb,
                 watch.info.version if watch.info else None,

@@ -38,7 +38,9 @@ class LaunchRecord:
     version: str | None = None
     """SGLang's, None if unknown."""
     ready_after_s: float | None = None
-    """None: never ready (or not yet)."""
+    """None: never ready (or not yet), or ready while no kvctld looked."""
+    served: bool = False
+    """It was ready; older ledgers tell it by `ready_after_s` alone."""
     pool_tokens: int | None = None
     """max_total_num_tokens as the server said; None if never ready."""
     free_gpu_memory_gb: float | None = None
@@ -73,7 +75,7 @@ class LaunchRecord:
     @property
     def was_ready(self) -> bool:
         """Whether it ever served."""
-        return self.ready_after_s is not None
+        return self.served or self.ready_after_s is not None
 
     @property
     def serving(self) -> ServingFlags:
@@ -93,7 +95,7 @@ _PAIRS = ("env", "flags", "stages", "gpus")
 _POINT_FIELDS = frozenset(field.name for field in fields(OperatingPoint))
 _LAUNCH_FIELDS = frozenset(field.name for field in fields(LaunchRecord))
 _LATER = {
-    "ready": ("ready_after_s", "pool_tokens", "free_gpu_memory_gb", "version"),
+    "ready": ("served", "ready_after_s", "pool_tokens", "free_gpu_memory_gb", "version"),
     "measured": (
         "server",
         "model",

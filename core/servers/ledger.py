@@ -46,13 +46,14 @@ class Ledger:
     def ready(
         self,
         id: str,
-        ready_after_s: float,
+        ready_after_s: float | None,
         pool_tokens: int | None,
         free_gpu_memory_gb: float | None = None,
         version: str | None = None,
     ) -> None:
         """Write that a launch serves, and with what pool. Raises LedgerUnwritable."""
         facts = {
+            "served": True,
             "ready_after_s": ready_after_s,
             "pool_tokens": pool_tokens,
             "free_gpu_memory_gb": free_gpu_memory_gb,

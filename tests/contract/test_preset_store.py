@@ -273,6 +273,7 @@ def test_the_ledger_folds_a_launch_from_its_lines(tmp_path: Path) -> None:
         replace(
             RECORD,
             ready_after_s=620.5,
+            served=True,
             pool_tokens=159277,
             free_gpu_memory_gb=5.47,
             version="0.5.23",

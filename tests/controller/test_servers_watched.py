@@ -1,5 +1,7 @@
 """Servers that kvctl did not start, and those an earlier kvctld left running."""
 
+import asyncio
+
 from tests.fakes.launcher import OOM, READY, Boot
 from tests.fakes.rig import URL, Rig, rig_on
 
@@ -122,6 +124,41 @@ async def test_a_server_that_lives_is_readopted_with_all_that_was_known(rig: Rig
     assert any("goes on" in text for text in rig.events("adopted"))
     outcome = await rig.submit(StopServer())
     assert outcome.is_done and "GPUs clean" in outcome.message
+
+
+async def test_how_long_a_start_took_is_kept_over_the_death_of_kvctld(rig: Rig) -> None:
+    await rig.serving()
+    before = rig.server()
+    await rig.advance(60)
+    await rig.again()
+    await rig.advance(5)
+    after = rig.server()
+    assert before.ready_after_s is not None and before.ready_after_s < 10
+    assert (after.ready_wall, after.ready_after_s) == (before.ready_wall, before.ready_after_s)
+
+
+async def test_a_start_that_ended_while_no_kvctld_looked_has_no_time(rig: Rig) -> None:
+    task = rig.begin_command(StartServer("small"))
+    await rig.clock.until(lambda: len(rig.launcher.started) == 1)
+    await rig.kill()
+    await asyncio.gather(task, return_exceptions=True)
+    await rig.advance(100)
+    await rig.begin()
+    await rig.clock.until(lambda: rig.server().state is ServerState.IDLE, 30)
+    await rig.clock.until(lambda: bool(rig.events("ready")), 30)
+    assert (rig.server().ready_wall, rig.server().ready_after_s) == (None, None)
+    assert "serves as main, pool 100,000 tokens" in rig.events("ready")[0]
+    (launch,) = rig.now.ledger.records()
+    assert launch.was_ready and launch.ready_after_s is None
+
+
+async def test_a_server_that_was_found_tells_no_time_of_readiness(rig: Rig) -> None:
+    rig.finds_servers = True
+    await rig.again()
+    rig.local(30100)
+    await rig.advance(12)
+    assert rig.server("port-30100").state is ServerState.IDLE
+    assert rig.server("port-30100").ready_wall is None
 
 
 async def test_a_server_that_died_meanwhile_is_shown_failed_with_its_cause(rig: Rig) -> None:

@@ -108,12 +108,15 @@ def _value(flags: list[LaunchFlag]) -> str:
 
 def _ready_line(server: Server, columns: int) -> Line:
     pen = Pen(columns)
-    if server.ready_wall is None:
+    if server.ready_wall is not None:
+        after = f" after {duration(server.ready_after_s)}" if server.ready_after_s else ""
+        column = pen.put(1, "ready ")
+        column = pen.put(column, f"{clock_time(server.ready_wall)}{after}", Ink.BOLD)
+    elif server.state.is_ready:
+        column = pen.put(1, "serves")
+    else:
         pen.put(1, server.state_reason or f"{server.state.value}, not ready yet", Ink.DIM)
         return pen.line()
-    after = f" after {duration(server.ready_after_s)}" if server.ready_after_s else ""
-    column = pen.put(1, "ready ")
-    column = pen.put(column, f"{clock_time(server.ready_wall)}{after}", Ink.BOLD)
     pen.put(column + 3, server.url, Ink.DIM)
     return pen.line()
 
