@@ -198,7 +198,9 @@ class Pool:
             return False
         for _ in batch:
             self.queue.popleft()
-        self.batch_full = refused
+        # The flag belongs to the batch that runs; where none ran, the new batch takes its place
+        # and starts without one, so the next pass asks again (and finds a lower charge).
+        self.batch_full = refused and bool(self.running)
         self.now += seconds
         self.totals.prefill_tokens += tokens
         self.totals.prefill_s += seconds
