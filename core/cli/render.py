@@ -11,7 +11,7 @@ from kvctl.core.cli.lines import one_line as one_line
 from kvctl.core.cli.lines import table as table
 from kvctl.core.cli.render_gpus import gpu_lines
 from kvctl.core.domain.figures import Figure
-from kvctl.core.domain.run import Partition, Run, RunState
+from kvctl.core.domain.run import Partition, Run
 from kvctl.core.domain.server import Server
 from kvctl.core.domain.snapshot import OperatingPoint, Snapshot
 from kvctl.core.domain.units import day_time, duration, gib, thousands
@@ -97,7 +97,7 @@ def run_lines(snapshot: Snapshot) -> Iterator[str]:
 def remaining(run: Run, wall: float) -> str:
     """Return what is left of a run and when it is done, or why that is not known."""
     if run.remaining_s is None:
-        word = "not yet known" if run.state is RunState.RUNNING else UNKNOWN
+        word = "not yet known" if run.is_sending else UNKNOWN
         why = f" ({run.remaining_reason})" if run.remaining_reason else ""
         return one_line(f"remaining {word}{why}")
     text = f"remaining {duration(run.remaining_s)}"

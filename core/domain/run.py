@@ -141,3 +141,8 @@ class Run:
     answers have ended as are in flight."""
     held_tokens_mean: float | None = None
     """k: tokens a running request holds on average, from the lengths seen."""
+
+    @property
+    def is_sending(self) -> bool:
+        """Whether requests are sent as places become free."""
+        return self.state is RunState.RUNNING and not self.is_held and self.target > 0

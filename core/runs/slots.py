@@ -86,9 +86,15 @@ class ServerSlots:
         return self.generator.url
 
     @property
+    def is_open(self) -> bool:
+        """Whether requests are sent there as places become free."""
+        is_stopped = self.is_cutting or self.is_leaving or self.is_held
+        return self.down is None and not is_stopped and self.target > 0
+
+    @property
     def headroom(self) -> int:
         """How many more requests may be sent now."""
-        if self.down is not None or self.is_cutting or self.is_leaving or self.is_held:
+        if not self.is_open:
             return 0
         limit = min(self.target, _TRIAL) if self._is_on_trial else self.target
         return max(0, limit - len(self.flights))

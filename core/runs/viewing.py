@@ -63,7 +63,7 @@ def view_run(pump: Pump, standing: Standing) -> Run:
     made = tokens_made(opened, flights, standing.held, standing.now)
     parts = parts_left(opened, flights, made)
     works = [_work(opened, n, part) for n, part in enumerate(parts)]
-    left = _left(opened, parts, works, standing, state)
+    left = _left(opened, parts, works, standing, is_going_on=_is_going_on(servers, parts, state))
     whole = left.whole
     partitions = tuple(
         _partition(opened, n, work, left.parts[n], standing) for n, work in enumerate(works)
@@ -164,7 +164,15 @@ def _is_held(servers: Sequence[ServerSlots], state: RunState) -> bool:
     """Whether nothing new may be sent to any server."""
     if state is RunState.FINISHED:
         return False
-    return state is not RunState.RUNNING or all(slots.is_held for slots in servers)
+    is_quiet = all(slots.is_held or slots.down is not None for slots in servers)
+    return state is not RunState.RUNNING or is_quiet
+
+
+def _is_going_on(servers: Sequence[ServerSlots], parts: list[Part], state: RunState) -> bool:
+    """Whether the run gets to its end by itself: it sends, or has sent all that it has."""
+    if state is not RunState.RUNNING:
+        return state is RunState.FINISHED
+    return any(slots.is_open for slots in servers) or not any(part.unsent for part in parts)
 
 
 def _work(opened: OpenedRun, number: int, part: Part) -> Work:
@@ -190,9 +198,10 @@ def _left(
     parts: list[Part],
     works: list[Work],
     standing: Standing,
-    state: RunState,
+    *,
+    is_going_on: bool,
 ) -> _Left:
-    if state not in (RunState.RUNNING, RunState.FINISHED):
+    if not is_going_on:
         return _Left(None, (None,) * len(parts), "nothing is sent now")
     # With nothing left to send fewer and fewer run: only the pace of now says how fast.
     last_s = math.inf if any(part.unsent for part in parts) else _DRAIN_S

@@ -55,4 +55,5 @@ def test_it_says_that_the_end_is_not_yet_known_only_while_it_runs() -> None:
     young = replace(steady(), remaining_s=None, done_wall=None)
     assert sum_row(young, 200).rstrip().endswith("not known")
     held = replace(young, state=RunState.HOLDING, is_held=True)
-    assert sum_row(held, 200).rstrip().endswith("–")
+    for silent in (held, replace(young, is_held=True), replace(young, target=0)):
+        assert sum_row(silent, 200).rstrip().endswith("–")

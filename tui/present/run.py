@@ -145,7 +145,7 @@ def _whole(run: Run, snapshot: Snapshot) -> Tally:
     mean = run.tokens / run.done if run.done and run.tokens else None
     capped = sum(part.length_capped for part in run.partitions)
     left = within(run.remaining_s, run.remaining_low_s, run.remaining_high_s)
-    is_young = run.remaining_s is None and run.state is RunState.RUNNING
+    is_young = run.remaining_s is None and run.is_sending
     when = "not known" if is_young else moment(run.done_wall, snapshot.wall)
     return Tally("all", run.done, run.total, mean, capped / run.done if run.done else None,
                  run.failed, run.in_flight, run.effective_tokens_per_s, left, when)  # fmt: skip
