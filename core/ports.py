@@ -131,7 +131,7 @@ class GenerateReply:
     status: int
     """HTTP status."""
     text: str | None
-    output_ids: tuple[int, ...]
+    output_ids: Sequence[int]
     finish: Mapping[str, object] | None
     """finish_reason as SGLang gives it."""
     meta: Mapping[str, object]

@@ -1,14 +1,18 @@
 """What came back for one request, and the lines that are written of it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from kvctl.core.domain.outcomes import Answer, continued_sampling
+import msgspec
+
+from kvctl.core.domain.outcomes import Answer, Judgement, continued_sampling, judge
 from kvctl.core.ports import GenerateReply, GenerateRequest
 from kvctl.core.runs.inputs import Prompt
 from kvctl.core.runs.records import VERSION, Partial, Segment, prompt_hash, sampling_hash
 from kvctl.core.runs.schedule import Job
 from kvctl.core.runs.slots import Flight, ServerFacts
 from kvctl.core.runs.templates import Renderer
+from kvctl.core.runs.token_ids import TokenIds
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +36,12 @@ class Came:
         """Tokens that this request made."""
         return len(self.reply.output_ids) - self.flight.kept_tokens
 
-    @property
-    def answer(self) -> Answer:
-        """What decides its class."""
-        reply = self.reply
-        return Answer(reply.status, reply.finish, reply.output_ids, reply.text, reply.error)
+    def judged(self, vocabulary: int | None) -> Judgement:
+        """Return its class; `vocabulary` is the number of token ids, None if unknown."""
+        reply, ids = self.reply, self.reply.output_ids
+        if vocabulary is not None and isinstance(ids, TokenIds) and ids.are_below(vocabulary):
+            vocabulary = None  # looked at, in a tenth of the time
+        return judge(Answer(reply.status, reply.finish, ids, reply.text, reply.error), vocabulary)
 
     @property
     def is_capped(self) -> bool:
@@ -90,7 +95,7 @@ def response_record(came: Came, wall: float, renderer: Renderer | None) -> dict[
     else:
         record["prompt"] = prompt.text
     record |= {
-        "output_ids": reply.output_ids,
+        "output_ids": _as_written(reply.output_ids),
         "text": _text(came, renderer),
         "finish_reason": reply.finish,
         "prompt_tokens": prompt_tokens(came),
@@ -109,6 +114,10 @@ def response_record(came: Came, wall: float, renderer: Renderer | None) -> dict[
     if came.kept is not None:
         record["segments"] = _segments(came)
     return record
+
+
+def _as_written(ids: Sequence[int]) -> Sequence[int] | msgspec.Raw:
+    return msgspec.Raw(ids.json) if isinstance(ids, TokenIds) else ids
 
 
 def _text(came: Came, renderer: Renderer | None) -> str | None:

@@ -10,12 +10,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from kvctl.core.clock import Clock
-from kvctl.core.domain.outcomes import (
-    Judgement,
-    Kind,
-    judge,
-    why_not_continued,
-)
+from kvctl.core.domain.outcomes import Judgement, Kind, why_not_continued
 from kvctl.core.ports import TransportFailed
 from kvctl.core.runs.answers import (
     Came,
@@ -133,7 +128,7 @@ class Sender:
         self._settle(slots, Came(name, slots.url, facts, flight, prompt, whole, kept, sent_wall))
 
     def _settle(self, slots: ServerSlots, came: Came) -> None:
-        judgement = judge(came.answer, self.opened.facts.vocabulary)
+        judgement = came.judged(self.opened.facts.vocabulary)
         job = came.flight.job
         match judgement.kind:
             case Kind.GOOD | Kind.CAPPED:

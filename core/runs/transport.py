@@ -9,12 +9,14 @@ Source: SGLang 0.5.23 /generate, /abort_request, /model_info.
 import asyncio
 import json
 import socket
+from collections.abc import Sequence
 from typing import Any
 
 import aiohttp
 import msgspec
 
 from kvctl.core.ports import GenerateReply, GenerateRequest, TransportFailed
+from kvctl.core.runs.token_ids import TokenIds
 
 CONNECT_S = 10.0
 _ABORT_S = 15.0
@@ -24,6 +26,12 @@ _A_TURN = 4
 
 
 class _Reply(msgspec.Struct):
+    meta_info: dict[str, Any]
+    text: str | None = None
+    output_ids: msgspec.Raw = msgspec.Raw(b"[]")
+
+
+class _SlowReply(msgspec.Struct):
     meta_info: dict[str, Any]
     text: str | None = None
     output_ids: list[int] = msgspec.field(default_factory=list)
@@ -137,25 +145,23 @@ def _keepalive_socket(info: tuple[Any, ...]) -> socket.socket:
 def _as_reply(status: int, answer: bytes) -> GenerateReply:
     if status != 200:
         return GenerateReply(status, None, (), None, {}, _error_text(answer))
+    reply: _Reply | _SlowReply
+    ids: Sequence[int]
     try:
         reply = _decode_reply(answer)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+        ids = TokenIds(bytes(reply.output_ids))
+    except (msgspec.MsgspecError, ValueError):
         reply = _decode_slowly(answer)
+        ids = tuple(reply.output_ids)
     finish = reply.meta_info.get("finish_reason")
-    return GenerateReply(
-        status,
-        reply.text,
-        tuple(reply.output_ids),
-        finish if isinstance(finish, dict) else None,
-        reply.meta_info,
-        None,
-    )
+    finish = finish if isinstance(finish, dict) else None
+    return GenerateReply(status, reply.text, ids, finish, reply.meta_info, None)
 
 
-def _decode_slowly(answer: bytes) -> _Reply:
+def _decode_slowly(answer: bytes) -> _SlowReply:
     """Read what the strict decoder refuses, such as half a surrogate pair in the text."""
     try:
-        return msgspec.convert(json.loads(answer), _Reply)
+        return msgspec.convert(json.loads(answer), _SlowReply)
     except (ValueError, msgspec.MsgspecError) as error:
         raise TransportFailed(
             f"the answer is not what /generate gives: {error}", sent=True

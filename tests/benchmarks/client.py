@@ -30,12 +30,14 @@ from tests.fakes.sim_server import free_port
 
 from kvctl.core.clock import RealClock
 from kvctl.core.runs.driver import RunDriver
+from kvctl.core.runs.opening import OpenOptions
 from kvctl.core.runs.runfile import load_run
 from kvctl.core.runs.transport import AiohttpGenerator
 
 SLOTS, PROMPT_TOKENS = 150, 200
 CLIENT_CORE, SERVER_CORE = 0, 1
 LAG_STEP_S = 0.01
+VOCABULARY = 65_536
 PEER_COUNT = 2000
 """bench_serving makes all its prompts and tasks first: a longer run tells nothing more."""
 RESULT = Path(__file__).parent / "results" / "client.md"
@@ -99,11 +101,13 @@ def rss_mb() -> float:
 # -- the clients, each in a process of its own -----------------------------------------------
 
 
-async def run_kvctl(url: str, count: int) -> Measured:
+async def run_kvctl(url: str, count: int, vocabulary: int | None = None) -> Measured:
     """Drive a run of that many rows."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        driver = RunDriver(load_run(write_run(folder, count)), RealClock(), [_at(url)])
+        options = OpenOptions(vocabulary=vocabulary)
+        spec = load_run(write_run(folder, count))
+        driver = RunDriver(spec, RealClock(), [_at(url)], options=options)
         await driver.open()
         lag, rss = Lag(), [rss_mb()]
         watching = asyncio.create_task(lag.watch())
@@ -175,8 +179,9 @@ async def run_raw(url: str, count: int, parse: Callable[[bytes], object]) -> Mea
 def as_child(which: str, url: str, count: int) -> None:
     """Be one client on its core and print what was measured."""
     os.sched_setaffinity(0, {CLIENT_CORE})
-    if which == "kvctl":
-        measured = asyncio.run(run_kvctl(url, count))
+    if which.startswith("kvctl"):
+        vocabulary = VOCABULARY if which == "kvctl-vocabulary" else None
+        measured = asyncio.run(run_kvctl(url, count, vocabulary))
     else:
         parse = json.loads if which == "raw" else msgspec.json.decode
         measured = asyncio.run(run_raw(url, count, parse))
@@ -227,7 +232,9 @@ def measure_peer(url: str, count: int) -> Measured:
         (Path(standins) / "datasets.py").write_text("load_dataset = None\n")
         env = engine_env()
         env["PYTHONPATH"] = f"{env['PYTHONPATH']}:{standins}"
-        done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, env=env, cwd=standins, check=False
+        )
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
     found = dict(re.findall(r"^([A-Z][\w ()/]+?):\s+([\d.]+)", done.stdout, re.MULTILINE))
@@ -239,6 +246,7 @@ def measure_peer(url: str, count: int) -> Measured:
 
 WHO = {
     "kvctl": "kvctl, journal on",
+    "kvctl-vocabulary": "the same, every id held against a vocabulary",
     "raw": "raw aiohttp, read and parsed (json)",
     "raw-msgspec": "raw aiohttp, read and parsed (msgspec)",
     "bench_serving": "sglang bench_serving, not streaming",
