@@ -8,7 +8,7 @@ resuming is `kvctl.core.runs.scan`.
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -20,6 +20,8 @@ from kvctl.core.runs.index import IndexWriter
 RESPONSES, ERRORS, PARTIALS = "raw_responses", "errors", "partials"
 STREAMS = (RESPONSES, ERRORS, PARTIALS)
 _PART_BYTES = 1 << 30
+_MOST_LINES = 1024
+"""IOV_MAX of Linux."""
 _GROUP_S = 0.1
 _RETRY_S = 5.0
 
@@ -93,10 +95,9 @@ class _Part:
 
     def write(self, lines: list[bytes]) -> list[Where]:
         """Append whole lines and fsync; return where they begin. Raises OSError, file repaired."""
-        data = b"".join(lines)
         try:
             descriptor = self._opened()
-            _write_all(descriptor, data)
+            _write_all(descriptor, lines)
             os.fsync(descriptor)
         except OSError:
             self._cut_back()
@@ -159,11 +160,16 @@ class _Written:
     problem: OSError | None
 
 
-def _write_all(descriptor: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        written = os.write(descriptor, view)
-        view = view[written:]
+def _write_all(descriptor: int, lines: Sequence[bytes]) -> None:
+    """Write lines one after the other, as many as fit in one call."""
+    for first in range(0, len(lines), _MOST_LINES):
+        batch = [memoryview(line) for line in lines[first : first + _MOST_LINES]]
+        while batch:
+            written = os.writev(descriptor, batch)
+            while batch and written >= len(batch[0]):
+                written -= len(batch.pop(0))
+            if batch:
+                batch[0] = batch[0][written:]
 
 
 def fsync_folder(folder: Path) -> None:

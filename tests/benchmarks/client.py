@@ -29,6 +29,7 @@ from tests.engine.launch import engine_env, engine_home
 from tests.fakes.sim_server import free_port
 
 from kvctl.core.clock import RealClock
+from kvctl.core.daemon.process import collect_seldom
 from kvctl.core.runs.driver import RunDriver
 from kvctl.core.runs.opening import OpenOptions
 from kvctl.core.runs.runfile import load_run
@@ -180,6 +181,7 @@ def as_child(which: str, url: str, count: int) -> None:
     """Be one client on its core and print what was measured."""
     os.sched_setaffinity(0, {CLIENT_CORE})
     if which.startswith("kvctl"):
+        collect_seldom()
         vocabulary = VOCABULARY if which == "kvctl-vocabulary" else None
         measured = asyncio.run(run_kvctl(url, count, vocabulary))
     else:
