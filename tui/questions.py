@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvctl.core.controller.commands import (
+    MOST_SLOTS,
     AdoptServer,
     CancelStart,
     PauseRun,
@@ -25,8 +26,6 @@ from kvctl.tui.screens.restart import RestartDialog, StagesDialog
 
 if TYPE_CHECKING:
     from kvctl.tui.app import PanelApp
-
-MOST_SLOTS = 100_000
 
 
 class Questions:
@@ -179,8 +178,8 @@ def judge_slots(text: str) -> str:
     word = text.strip().lower()
     if word == "auto":
         return ""
-    if not word.isascii() or not word.isdigit() or not 0 <= int(word) <= MOST_SLOTS:
-        return f"a number from 0 to {MOST_SLOTS:,}, or auto"
+    if not word.isascii() or not word.isdigit() or not 1 <= int(word) <= MOST_SLOTS:
+        return f"a number from 1 to {MOST_SLOTS:,}, or auto"
     return ""
 
 

@@ -181,9 +181,12 @@ class CloseRun:
     """End the run's driver; its files stay, and it can be started again."""
 
 
+MOST_SLOTS = 10_000
+
+
 @dataclass(frozen=True, slots=True)
 class Throttle:
-    """Set the slots: a number (MANUAL) or None (AUTO)."""
+    """Set the slots: a number (MANUAL) from 1 to `MOST_SLOTS`, or None (AUTO)."""
 
     target: int | None
 

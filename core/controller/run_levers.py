@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from kvctl.core.controller.commands import (
+    MOST_SLOTS,
     NudgeThrottle,
     Outcome,
     PauseRun,
@@ -17,8 +18,6 @@ from kvctl.core.controller.run_desk import RunDesk
 from kvctl.core.controller.run_words import told_harvest
 from kvctl.core.domain.errors import CommandRefused, UsageError
 from kvctl.core.runs.driver import RunDriver
-
-MOST_SLOTS = 10_000
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ first finds the answers (`kvctl.core.runs.gathering`), the second writes them on
 import json
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -20,7 +20,7 @@ import msgspec
 from kvctl.core.domain.errors import KvctlError, RunFileError, UsageError
 from kvctl.core.domain.runfile import RunSpec
 from kvctl.core.runs.exported import ExportReport, PartitionCount
-from kvctl.core.runs.folder import MANIFEST, read_object, read_skipped
+from kvctl.core.runs.folder import MANIFEST, accepted_damage, read_object, read_skipped
 from kvctl.core.runs.gathering import Choice, Gathered, Lane, gather_elsewhere, gather_own
 from kvctl.core.runs.inputs import ModelFacts
 from kvctl.core.runs.linefiles import LineFiles
@@ -87,7 +87,8 @@ def export(place: RunPlace, request: ExportRequest, sink: Sink) -> ExportReport:
     with _spool(place.spec, request) as spool:
         with readable(folder):
             found = _gather(place, request, manifest, spool)
-        _refuse_damage(found, accepts=request.accepts_damage)
+        if not request.accepts_damage:
+            _refuse_damage(found, accepted_damage(manifest))
         renderer = _renderer(place.spec, request.format, manifest)
         written = _Written(found, request.format, renderer)
         try:
@@ -173,10 +174,12 @@ def _input_lanes(
     return lanes
 
 
-def _refuse_damage(found: Gathered, *, accepts: bool) -> None:
-    problems = [str(damage) for damage in found.notes.damages] + found.bad
-    if problems and not accepts:
-        count = len(found.notes.damages) + found.bad_count
+def _refuse_damage(found: Gathered, known: Collection[str]) -> None:
+    """Refuse what cannot be read, unless it was left there at a start: its row was made again."""
+    damages = found.notes.damages_beyond(known)
+    problems = [str(damage) for damage in damages] + found.bad
+    if problems:
+        count = len(damages) + found.bad_count
         more = f" (and {count - 1} more)" if count > 1 else ""
         raise JournalDamaged(
             f"{problems[0]}{more}: `kvctl run verify` lists them; --accept-damage exports the rest"

@@ -226,6 +226,7 @@ def test_verify_says_0_once_the_damage_was_accepted(here: Here, folder: Path) ->
     said = here("run", "verify", "run.toml")
     assert (said.status, said.err) == (0, "")
     assert "1 damaged lines, accepted with --accept-damage" in said.out.splitlines()
+    assert here("run", "export", "run.toml", "-o", "all.jsonl").status == 0
 
 
 @pytest.mark.parametrize("stream", ["errors", "partials"])

@@ -403,7 +403,7 @@ async def test_pausing_further_names_the_cost_of_each_way() -> None:
 async def test_typed_slots_become_manual_and_auto_is_a_word() -> None:
     async with driven(feed_of(mission.STEADY)) as panel:
         await panel.press("equals_sign", "x", "enter")
-        await panel.shows("a number from 0 to", "AUTO would set 46")
+        await panel.shows("a number from 1 to", "AUTO would set 46")
         await panel.press("backspace", "5", "2", "enter")
         await panel.until(lambda: panel.feed.submitted == [Throttle(52)])
         await panel.press("equals_sign", *"auto", "enter")
