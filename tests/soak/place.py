@@ -192,12 +192,16 @@ class SoakPlace:
         return server.pid
 
     def _settle_server(self) -> None:
+        until(self._serves_or_is_started, "the server serves")
+
+    def _serves_or_is_started(self) -> bool:
+        """Whether it serves; once it is seen to be dead, it is started."""
         if self._serves():
-            return
+            return True
         server = self.server()
         if server is None or server.state.value in ("stopped", "failed"):
             self.submit(StartServer(PRESET))
-        until(self._serves, f"the server serves: {self.server()}")
+        return False
 
     def _serves(self) -> bool:
         server = self.server()
