@@ -174,6 +174,8 @@ def _fit(run: Run | None) -> str:
     if run is None or run.fit_at_mean is None:
         return ""
     at = f" at {kilo_tokens(part.mean_tokens)}" if part and part.mean_tokens else ""
+    if sum(one.in_flight > 0 for one in run.partitions) > 1:
+        at = " in this mix"  # of lengths: pane 5 tells it for the largest partition alone
     return f"~{run.fit_at_mean:.0f} fit{at}"
 
 
