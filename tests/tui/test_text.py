@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvctl.tui.present.line import Ink, Pen
-from kvctl.tui.present.text import clip, literal, to_ascii, width, wrap
+from kvctl.tui.present.text import clip, literal, to_ascii, width, wrap, wrap_most
 
 HOSTILE = Path(__file__).parents[1] / "data" / "cases" / "o17-hostile-text.log"
 ANY_TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
@@ -98,3 +98,9 @@ def test_every_line_of_the_hostile_log_keeps_its_columns() -> None:
         drawn = pen.line()
         assert drawn.width == 80
         assert drawn.text.endswith("│       ")
+
+
+def test_what_does_not_fit_in_so_many_lines_ends_with_a_mark() -> None:
+    text = "one two three four five six"
+    assert wrap_most(text, 10, 9) == wrap(text, 10)
+    assert wrap_most(text, 10, 2) == ["one two", "three fou…"]

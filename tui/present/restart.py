@@ -12,7 +12,7 @@ from kvctl.tui.present.box import Box, Option
 from kvctl.tui.present.check import Check, CheckLine
 from kvctl.tui.present.line import Ink, Line, Pen, beside, fitted, plain, widened
 from kvctl.tui.present.presets import in_order, needs_words, plan_of, pool_word
-from kvctl.tui.present.text import literal, width, wrap
+from kvctl.tui.present.text import literal, width, wrap, wrap_most
 from kvctl.tui.present.words import short_paths
 
 MARKS = {"ok": ("✓", Ink.GOOD), "warn": ("!", Ink.WARN), "fail": ("✗", Ink.BAD)}
@@ -208,7 +208,7 @@ def _checks(box: Box, check: Check | None, detail: int) -> None:
         box.lines(_packed(good, box.inner, 3 if box.inner >= 96 else 2))
     for line in check.lines:
         if line.ok != "ok":
-            _loud(box, line, 2 if detail else 1)
+            _loud(box, line, 3 if detail else 1)
     if not check.lines:
         box.text(check.message or "no check answered", Ink.BAD if check.exit_status else Ink.PLAIN)
 
@@ -231,7 +231,8 @@ def _packed(good: Sequence[CheckLine], columns: int, across: int) -> list[Line]:
 
 def _loud(box: Box, line: CheckLine, most: int) -> None:
     mark, ink = MARKS.get(line.ok, MARKS["warn"])
-    for number, text in enumerate(wrap(line.words, box.inner - 5)[:most]):
+    texts = wrap_most(short_paths(line.words), box.inner - 5, most)
+    for number, text in enumerate(texts):
         pen = Pen(box.inner)
         pen.put(1, mark if number == 0 else "", ink)
         pen.put(3, text, Ink.BOLD if line.ok == "fail" else Ink.PLAIN)

@@ -121,6 +121,14 @@ def wrap(text: str, cells: int) -> list[str]:
     return [*lines, line] if line or not lines else lines
 
 
+def wrap_most(text: str, cells: int, most: int) -> list[str]:
+    """Return at most so many lines, "…" at the end where there would be more."""
+    lines = wrap(text, cells)
+    if len(lines) <= most:
+        return lines
+    return [*lines[: most - 1], clip(" ".join(lines[most - 1 :]), cells)]
+
+
 def _pieces(word: str, cells: int) -> list[str]:
     """Return a word in pieces that fit a line."""
     if width(word) <= cells:
