@@ -129,9 +129,8 @@ class Steps:
             await asyncio.shield(self._give_up(watch, "cancelled by the operator", id))
             raise
         if watch.info is None:
-            await (
-                watch.learn()
-            )  # before the run sends: it asks what serves, and waits if told nothing
+            # The run asks what serves before it sends, and waits a while if told nothing.
+            await watch.learn()
         self._release(watch)
         self._serves(watch, id)
         return told_ready(watch, self.desk.host.clock.wall())

@@ -99,8 +99,8 @@ def serve_here(
 def collect_seldom() -> None:
     """Let the collector look less often, and never at what the imports have made.
 
-    A run makes thousands of objects a second and no cycles: looking for those took a tenth of the
-    client's time.
+    A run makes thousands of objects a second and hardly a cycle: looking for those took a
+    twentieth of the client's time.
     """
     gc.freeze()
     gc.set_threshold(_COLLECT_AFTER)
