@@ -69,6 +69,8 @@ def needs_failure(snapshot: Snapshot, view: View) -> str:
     server = snapshot.server
     if server is None or server.state is not ServerState.FAILED:
         return "no server has failed"
+    if snapshot.busy_command:
+        return f"{snapshot.busy_command} still cleans up; in a moment"
     return "" if snapshot.last_good_preset else "no preset has worked here before; S starts one"
 
 

@@ -274,6 +274,10 @@ async def test_one_key_leads_from_a_failure_back_to_the_last_preset_that_worked(
             replace(mission.FAILED, last_good_preset=None),
             "b: no preset has worked here before; S starts one",
         ),
+        (
+            replace(mission.FAILED, busy_command="restart with baseline"),
+            "b: restart with baseline still cleans up; in a moment",
+        ),
     ],
 )
 async def test_the_way_back_says_why_there_is_none(scene: Snapshot, told: str) -> None:

@@ -38,7 +38,12 @@ def body(snapshot: Snapshot, view: View, columns: int, height: int) -> list[Line
     evidence = failure.evidence if failure else ()
     drawn += [plain(columns, f" {t}") for a in advice[:2] for t in wrap(f"> {a}", columns - 2)]
     drawn += [plain(columns, f" {line}", Ink.DIM) for line in evidence]
-    return [*drawn[: height - 1], _keys(snapshot.last_good_preset, columns)]
+    return [*drawn[: height - 1], _keys(way_back(snapshot), columns)]
+
+
+def way_back(snapshot: Snapshot) -> str | None:
+    """Return the preset that `b` starts; None without one, or while something is in progress."""
+    return None if snapshot.busy_command else snapshot.last_good_preset
 
 
 def _keys(good: str | None, columns: int) -> Line:

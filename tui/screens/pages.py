@@ -152,7 +152,7 @@ class CardDialog(DialogScreen):
 
     def lines(self, size: Size) -> list[Line]:
         """Return the card."""
-        good = self.panel.snapshot.last_good_preset
+        good = failure.way_back(self.panel.snapshot)
         back = (("b", f"back to {good}, the last preset that worked"),) if good else ()
         keys = (*back, ("r", "the same again"), ("l", "log"),
                 ("y", "copy this card"), ("Esc", "back; the verdict stays"))  # fmt: skip
