@@ -9,6 +9,7 @@ from tests.e2e.terminal import Terminal
 
 CHOSEN = r"│ > (\S+) .+ │ .* │"
 UNTOUCHED = "nothing has been touched yet"
+TITLE = rf"── (?:\S+ → )?(\S+) ── {UNTOUCHED}"
 ASLEEP = "one moment: y works|the checks have not answered yet"
 TAKEN = f"(?s:^(?!.*{UNTOUCHED}))"
 GRACE_S = 0.6
@@ -22,7 +23,7 @@ def choose(panel: Terminal, preset: str) -> None:
 
 def select(panel: Terminal, preset: str) -> None:
     """Move to a preset in the open dialog."""
-    panel.wait_for(CHOSEN)
+    panel.wait_until(lambda: bool(chosen(panel)), "the dialog's list")
     while (shown := chosen(panel)) != preset:
         panel.send("j")
         panel.wait_until(partial(_is_moved, panel, shown), "the next preset")
@@ -34,9 +35,9 @@ def _is_moved(panel: Terminal, before: str) -> bool:
 
 
 def chosen(panel: Terminal) -> str:
-    """The preset under the dialog's cursor."""
-    found = re.search(CHOSEN, panel.text)
-    return found[1] if found else ""
+    """The preset under the dialog's cursor; "" while the dialog is half drawn."""
+    found, title = re.search(CHOSEN, panel.text), re.search(TITLE, panel.text)
+    return found[1] if found and title and found[1] == title[1] else ""
 
 
 def say_yes(panel: Terminal) -> float:
