@@ -10,6 +10,7 @@ from kvctl.core.domain.units import duration, kilo_tokens
 from kvctl.tui.present import stages
 from kvctl.tui.present.box import Box, Option
 from kvctl.tui.present.check import Check, CheckLine
+from kvctl.tui.present.failure import way_back
 from kvctl.tui.present.line import Ink, Line, Pen, beside, fitted, plain, widened
 from kvctl.tui.present.presets import in_order, needs_words, plan_of, pool_word
 from kvctl.tui.present.text import literal, width, wrap, wrap_most
@@ -306,7 +307,7 @@ def has_failed(snapshot: Snapshot, said: str) -> bool:
 def _ways_out(snapshot: Snapshot, said: str) -> str:
     """Return the keys that mean something now; after a failure the way back is first."""
     if has_failed(snapshot, said):
-        good = snapshot.last_good_preset
+        good = way_back(snapshot)
         back = f"b back to {literal(good)}   " if good else ""
         return f"{back}w the card   l log   Esc to the overview"
     return f"l log   {'Esc to the overview' if said else _GOES_ON}"
