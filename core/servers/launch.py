@@ -1,6 +1,7 @@
 """Starts a server so that it outlives kvctld: own session, no terminal, its own log file."""
 
 import os
+import secrets
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -43,14 +44,13 @@ class Launched:
 
 
 def new_log_path(folder: Path, wall: float) -> Path:
-    """Return a name for a new launch's log, stamped in local time, that no file has yet."""
-    stem = f"server-{datetime.fromtimestamp(wall):%Y%m%d-%H%M%S}"
-    path = folder / f"{stem}.log"
-    number = 2
-    while path.exists():
-        path = folder / f"{stem}-{number}.log"
-        number += 1
-    return path
+    """Return a name for a new launch's log: local time, and what no other launch has.
+
+    Its stem is the mark by which the launch's processes are known and ended: another kvctld on
+    this host may launch in the same second.
+    """
+    stamp = datetime.fromtimestamp(wall)
+    return folder / f"server-{stamp:%Y%m%d-%H%M%S}-{secrets.token_hex(4)}.log"
 
 
 class Launcher:

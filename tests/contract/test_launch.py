@@ -142,12 +142,12 @@ def test_a_server_to_watch_is_not_started(launcher: Launcher, tmp_path: Path) ->
         launcher.spawn(plan, tmp_path / "log")
 
 
-def test_each_launch_has_a_log_of_its_own(tmp_path: Path) -> None:
-    first = new_log_path(tmp_path, 1_790_000_000.0)
-    first.write_text("")
-    second = new_log_path(tmp_path, 1_790_000_000.0)
-    assert first.name.startswith("server-20")
-    assert second.name == f"{first.stem}-2.log"
+def test_no_launch_has_the_log_or_the_mark_of_another_of_the_same_second(tmp_path: Path) -> None:
+    """Also of another kvctld, with a folder of its own: the mark says whose processes are ended."""
+    folders = (tmp_path / "one", tmp_path / "other")
+    made = [new_log_path(folder, 1_790_000_000.0) for folder in folders for _ in range(50)]
+    assert len({path.stem for path in made}) == 100
+    assert all(path.name.startswith("server-20") for path in made)
 
 
 def test_an_interpreter_is_asked_without_importing_the_package(tmp_path: Path) -> None:
