@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from kvctl.core.domain.lognumbers import Fields, first_number
 
-CONSEQUENCES = frozenset({"sigquit"})
+CONSEQUENCES = frozenset({"sigquit", "pipe_closed"})
 """Classes that only tell that something else failed before."""
 WRAPPERS = frozenset({"scheduler_exception", "process_exception", "crashed", "warmup_failed"})
 """Classes that announce a cause, which the next lines (or nothing) name."""
@@ -35,7 +35,11 @@ _CLASSES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ("watchdog_soft", r".*[Ww]atchdog timeout \(.*soft=True"),
         ("watchdog", r"(?:\w+ )?[Ww]atchdog timeout \(self\.watchdog_timeout="),
         ("killed", r"Subprocess \S+ \(pid=\d+\) crashed with exit code -9\b|Killed\Z"),
+        ("killed", r"\w+: Rank \d+ scheduler died during initialization \(exit code: -9\)"),
+        ("killed", r"Exit code: -9\Z"),
         ("crashed", r"Subprocess \S+ \(pid=\d+\) crashed with exit code"),
+        ("crashed", r"(?:\w+: )?Rank \d+ scheduler (?:died|is dead)|Exit code: -?\d+\Z"),
+        ("pipe_closed", r"EOFError\Z"),
         ("peer_lost", r"\w+: \[\S*gloo\S*\] Connection (?:closed|reset) by peer"),
         ("oom_start", r"(?:[\w.]+: )?Not enough memory\. Please try to increase --mem-fraction"),
         ("oom_start", r"(?:[\w.]+: )?Loaded weights leave no GPU memory for the KV cache"),
@@ -74,7 +78,7 @@ _ANYWHERE: tuple[tuple[str, re.Pattern[str]], ...] = (
 _HINTS = re.compile(
     r"error|Error|exception|Exception|fail|SIGQUIT|sigquit|atchdog|memory|Killed|Errno|nccl|NCCL"
     r"|EADDRINUSE|Port is|not available|Invalid integer|could finish|No space|max_running_request"
-    r"|device-side|crashed"
+    r"|device-side|crashed|scheduler (?:died|is dead)|Exit code"
 )
 _QUOTED = re.compile(r"(?:Receive|Finish): obj=|HTTP/1")
 _EXCEPTION = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)(?:: |\Z)")
@@ -83,7 +87,7 @@ _NUMBERS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     for name, pattern in (
         ("mem_fraction_static", r"mem_fraction_static=([\d.]+)"),
         ("watchdog_timeout_s", r"self\.watchdog_timeout=([\d.]+)"),
-        ("exit_code", r"crashed with exit code (-?\d+)"),
+        ("exit_code", r"(?:crashed with exit code|[Ee]xit code:) (-?\d+)"),
         ("tried_gib", r"Tried to allocate ([\d.]+) GiB"),
         ("free_gib", r"of which ([\d.]+) GiB is free"),
     )

@@ -180,6 +180,7 @@ _SAYINGS: dict[str, Callable[[Cause, Sequence[LogRecord]], Saying]] = {
     "host_memory": _say_host_memory,
     "parent_gone": _say_parent_gone,
     "sigquit": _say_sigquit,
+    "pipe_closed": _say_sigquit,
 }
 
 

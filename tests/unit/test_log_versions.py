@@ -142,6 +142,15 @@ def test_a_progress_bar_of_shards_gives_its_last_state() -> None:
         ("Subprocess scheduler_0 (pid=123) crashed with exit code -6. Triggering", "crashed"),
         ("Subprocess scheduler_0 (pid=123) crashed with exit code -9. Triggering", "killed"),
         (
+            "RuntimeError: Rank 0 scheduler died during initialization (exit code: -9). If exit "
+            "code is -9 (SIGKILL), a common cause is the OS OOM killer.",
+            "killed",
+        ),
+        ("RuntimeError: Rank 0 scheduler died during initialization (exit code: 1).", "crashed"),
+        ("Rank 0 scheduler is dead. Please check if there are relevant logs.", "crashed"),
+        ("Exit code: -9", "killed"),
+        ("EOFError", "pipe_closed"),
+        (
             "RuntimeError: Not enough memory. Please try to increase --mem-fraction-static.",
             "oom_start",
         ),

@@ -219,6 +219,20 @@ def test_an_exception_that_the_server_survived_is_no_failure() -> None:
     assert failure_of([parse_line(line) for line in lines]) is None
 
 
+def test_a_scheduler_killed_while_it_loads_is_the_cause_not_the_pipe_it_leaves() -> None:
+    lines = [
+        "[2026-11-30 00:11:23] Load weight begin. avail mem=20.38 GB",
+        "    raise EOFError",
+        "EOFError",
+        "RuntimeError: Rank 0 scheduler died during initialization (exit code: -9). If exit code "
+        "is -9 (SIGKILL), a common cause is the OS OOM killer.",
+    ]
+    told = failure_of([parse_line(line) for line in lines])
+    assert told is not None and "was killed from outside" in told.headline
+    older = failure_of([parse_line(line) for line in [lines[2], "Exit code: 1"]])
+    assert older is not None and "EOFError" not in older.headline
+
+
 def test_the_first_rank_to_fail_is_the_cause_and_not_its_victims() -> None:
     lines = [
         "[2026-11-02 09:40:09 TP3] Scheduler hit an exception: Traceback (most recent call last):",
