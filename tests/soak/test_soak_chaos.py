@@ -59,7 +59,7 @@ def table(made: list[Document], count: int, title: str, place: str) -> str:
     )
     text = HEAD.format(
         title=title,
-        good=len(made) - len(bad),
+        good=sum(one["number"] > 0 for one in made) - len(bad),  # 0 is the undisturbed run
         rounds=count,
         runs=sum(one["is_complete"] for one in made),
         seed=SEED,
