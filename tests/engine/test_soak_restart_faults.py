@@ -30,6 +30,8 @@ pytestmark = pytest.mark.soak
 
 NAME, ROWS, COPIES, TOKENS, SLOTS = "faults", 40, 3, 400, 2
 WITHIN_S = 300.0
+CARD = "copy this card"
+"""What only the card shows: its title stands over pane 1 as well."""
 SEEN_WITHIN_S = 2.0
 """From the death of a process that serves to the word FAILED in the panel."""
 LOG_DISK_BYTES = 66 << 20
@@ -103,7 +105,7 @@ def card_of(bench: Bench, cause: str) -> str:
     """The start has failed; its card names the cause."""
     bench.panel.wait_for(r"b back to cpu-tiny", WITHIN_S)
     bench.panel.send("w")
-    bench.panel.wait_for(r"FAILED ── ")
+    bench.panel.wait_for(CARD)
     return seen(bench.panel, rf"│ ({cause}.*?) *│")
 
 
@@ -206,7 +208,7 @@ def port_taken(bench: Bench) -> Round:
         assert str(os.getpid()) in bench.panel.text
         leave_dialog(bench.panel, "stopped: ")
     bench.panel.send("w")
-    bench.panel.wait_for(r"FAILED ── ")
+    bench.panel.wait_for(CARD)
     return Round(
         "port taken by another process while it loads",
         shown,
@@ -263,7 +265,7 @@ def scheduler_killed_serving(bench: Bench) -> Round:
     took = time.monotonic() - killed_at
     assert took < SEEN_WITHIN_S, took
     bench.panel.send("w")
-    bench.panel.wait_for(r"FAILED ── ")
+    bench.panel.wait_for(CARD)
     shown = seen(bench.panel, r"│ ((?:a process of the server|its process) .*?) *│")
     return Round(
         "SIGKILL of the scheduler while it serves",
@@ -344,7 +346,7 @@ def test_a_full_disk_for_logs_is_told(installed_engine: None, tmp_path: Path) ->
             leave_dialog(panel, "stopped: ")
             filler.unlink()
             panel.send("w")
-            panel.wait_for(r"FAILED ── ")
+            panel.wait_for(CARD)
             then = f'b while it is full: "{also} …"; with room {back(bench)}'
             print(Round("full disk for logs", shown, then).line())
         place.do("run", "throttle", "auto")
