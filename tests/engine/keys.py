@@ -37,7 +37,8 @@ def _is_moved(panel: Terminal, before: str) -> bool:
 def chosen(panel: Terminal) -> str:
     """The preset under the dialog's cursor; "" while the dialog is half drawn."""
     found, title = re.search(CHOSEN, panel.text), re.search(TITLE, panel.text)
-    return found[1] if found and title and found[1] == title[1] else ""
+    is_whole = found and title and title[1].startswith(found[1].removesuffix("…"))
+    return title[1] if title and is_whole else ""
 
 
 def say_yes(panel: Terminal) -> float:
