@@ -7,6 +7,7 @@ takes it up). Which steps in which order is `Sequences`'.
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from kvctl.core.controller.gpu_desk import GpuDesk
 from kvctl.core.controller.launching import (
@@ -21,7 +22,7 @@ from kvctl.core.controller.launching import (
 from kvctl.core.controller.server_desk import ServerDesk
 from kvctl.core.controller.server_records import known_server
 from kvctl.core.controller.server_watch import ServerWatch
-from kvctl.core.controller.state import SequenceRecord
+from kvctl.core.controller.state import SequenceRecord, ServerRecord
 from kvctl.core.controller.stopping import RunInterplay, Stop, clean_up, stop_server
 from kvctl.core.domain.launch_plan import LaunchPlan
 from kvctl.core.domain.membership import LaunchState
@@ -102,6 +103,7 @@ class Steps:
             if old is not None:
                 old.stages.fail("process", str(failed))
             raise
+        self._follow_log(prepared.plan, record)
         if old is not None:
             self.desk.drop(old)
         self.desk.remember(record)
@@ -111,6 +113,17 @@ class Steps:
             watch.tail.read_new()  # what earlier servers wrote into it is not about this one
         watch.startup = begin_startup(host.clock.monotonic())
         return watch
+
+    def _follow_log(self, plan: LaunchPlan, record: ServerRecord) -> None:
+        """Start what prints the log, as one of the launch's processes; it can go without."""
+        if plan.log_command is None or record.log_path is None:
+            return
+        try:
+            follower = self.desk.host.launcher.follow(plan, Path(record.log_path))
+        except LaunchFailed as failed:
+            self.desk.feed.emit("log", f"{record.name}: no log is followed: {failed}")
+            return
+        record.tree.append((follower.pid, follower.start_ticks))
 
     async def bring_up(self, watch: ServerWatch, id: str) -> str:
         """Wait for the first token; a failure leaves a card, no process and clean GPUs."""

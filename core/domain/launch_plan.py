@@ -59,6 +59,8 @@ class LaunchPlan:
     """Indices in PCI order, or UUIDs; empty: whatever the server sees."""
     log: str | None
     """Where a server that is not our child writes its log; None: kvctl's own file."""
+    log_command: tuple[str, ...] | None
+    """What prints its log and goes on doing so, where that is in no file; None: nothing."""
     stop: tuple[str, ...] | None
     """The command that stops a server which a signal does not reach; None: signals."""
     is_direct: bool
@@ -173,8 +175,9 @@ class _Renderer:
             port=port,
             model_path=None if model is None else str(model),
             gpus=tuple(str(gpu) for gpu in _items(launch.get("gpus"))),
-            log=_filled(launch.get("log"), places),
-            stop=tuple(_fill(str(w), places) for w in _items(launch.get("stop"))) or None,
+            log=_text(launch.get("log"), places),
+            log_command=_words(launch.get("log"), places),
+            stop=_words(launch.get("stop"), places),
             is_direct="python" in launch,
             settings=tuple(replace(s, value=value) for s, value in self.flags),
             flags=self._shown_flags(env),
@@ -315,8 +318,12 @@ def _fill(text: str, places: Mapping[str, str]) -> str:
     return text
 
 
-def _filled(value: Value | None, places: Mapping[str, str]) -> str | None:
-    return None if value is None else _fill(str(value), places)
+def _text(value: Value | None, places: Mapping[str, str]) -> str | None:
+    return _fill(value, places) if isinstance(value, str) else None
+
+
+def _words(value: Value | None, places: Mapping[str, str]) -> tuple[str, ...] | None:
+    return tuple(_fill(str(word), places) for word in _items(value)) or None
 
 
 def _items(value: Value | None) -> tuple[str | int | float | bool, ...]:

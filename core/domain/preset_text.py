@@ -34,7 +34,7 @@ _LAUNCH_KINDS = {
     "port": "port",
     "gpus": "gpus",
     "stop": "words",
-    "log": "text",
+    "log": "place",
     "url": "text",
     "restart-after-crash": "switch",
 }
@@ -261,9 +261,9 @@ def _kind_of(value: object) -> str:
 def _launch_problem(kind: str, value: object) -> str | None:
     """Say why a value does not fit a `[launch]` key of this kind, None where it does."""
     match kind, value:
-        case "text", str() if value:
+        case "text" | "place", str() if value:
             return None
-        case "words", list() if value and all(isinstance(word, str) for word in value):
+        case "words" | "place", list() if value and all(isinstance(word, str) for word in value):
             return None
         case "gpus", list() if value and all(type(gpu) in (int, str) for gpu in value):
             return None
@@ -278,6 +278,7 @@ def _launch_problem(kind: str, value: object) -> str | None:
     wanted = {
         "text": 'must be text, such as "…"',
         "words": 'must be a list of words: ["docker", "run", …]',
+        "place": 'must be a path, or a command that prints it: ["journalctl", "-fu", …]',
         "gpus": "must be a list of indices or UUIDs: [0, 1]",
         "port": "must be a port number, 1 to 65535",
         "switch": "must be true or false",

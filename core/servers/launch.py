@@ -90,6 +90,32 @@ class Launcher:
             os.close(log)
         return self._register(child, plan, log_path, wall)
 
+    def follow(self, plan: LaunchPlan, log_path: Path) -> ProcessIdentity:
+        """Start a plan's log command in a session of its own, output appended to `log_path`.
+
+        Like the server it outlives kvctld; it is no part of it, and ended with the launch.
+
+        Raises:
+            LaunchFailed: It is missing or not executable, or the log cannot be written.
+        """
+        command, log = plan.log_command or (), _open_log(log_path)
+        try:
+            child = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**self._environment, **dict(plan.env)},
+                start_new_session=True,
+            )
+        except OSError as failed:
+            raise LaunchFailed(_cannot(command[0], failed, "log", plan.preset)) from failed
+        finally:
+            os.close(log)
+        identity = ProcessIdentity(child.pid, start_ticks(child.pid) or 0)
+        self._children[identity] = child
+        return identity
+
     def _register(
         self, child: "subprocess.Popen[bytes]", plan: LaunchPlan, log_path: Path, wall: float
     ) -> Launched:
@@ -181,10 +207,12 @@ def _remove_if_empty(path: Path) -> None:
 
 
 def _reason(plan: LaunchPlan, failed: OSError) -> str:
-    program = plan.argv[0]
-    key = "python" if plan.is_direct else "command"
+    return _cannot(plan.argv[0], failed, "python" if plan.is_direct else "command", plan.preset)
+
+
+def _cannot(program: str, failed: OSError, key: str, preset: str) -> str:
     what = {
         FileNotFoundError: "does not exist",
         PermissionError: "may not be executed",
     }.get(type(failed), f"cannot be started: {failed.strerror}")
-    return f"{program} {what}; correct [launch] {key} of preset {plan.preset}"
+    return f"{program} {what}; correct [launch] {key} of preset {preset}"

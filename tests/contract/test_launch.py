@@ -50,6 +50,24 @@ async def test_a_server_has_its_own_session_no_terminal_and_its_log(
     assert log.stat().st_mode & 0o777 == 0o600
 
 
+async def test_a_log_command_writes_behind_the_launchs_own_output(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    more = f"log = [{sys.executable!r}, '-c', 'import os; print(os.getsid(0) == os.getpid())']\n"
+    plan = plan_of('print("launched")', more)
+    assert await ended(launcher, plan, log) == 0
+    follower = launcher.follow(plan, log)
+    assert await within(RealClock(), 20, launcher.wait(follower)) == 0
+    assert log.read_text() == "launched\nTrue\n"
+
+
+def test_a_log_command_that_is_missing_is_told(launcher: Launcher, tmp_path: Path) -> None:
+    plan = plan_of("pass", "log = ['/none/journalctl']\n")
+    with pytest.raises(LaunchFailed, match=r"/none/journalctl does not exist; correct .* log of"):
+        launcher.follow(plan, tmp_path / "log")
+
+
 async def test_the_environment_is_kvctls_plus_the_presets(
     launcher: Launcher, tmp_path: Path
 ) -> None:

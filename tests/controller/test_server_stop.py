@@ -214,6 +214,22 @@ async def test_a_stop_command_is_run_and_its_failure_told(rig: Rig) -> None:
     assert rig.processes.sent == []
 
 
+async def test_what_prints_the_log_ends_with_the_launch(rig: Rig) -> None:
+    rig.write_preset("unit", preset_text(f'log = ["journalctl", "-f"]\n{PRESETS["small"]}'))
+    await rig.serving("unit")
+    followers = [p for p in rig.processes.table.values() if p.facts.title == "journalctl -f"]
+    assert len(followers) == 1 and followers[0].lives
+    assert (await rig.submit(StopServer())).is_done
+    assert not followers[0].lives
+
+
+async def test_without_what_prints_the_log_the_start_goes_on(rig: Rig) -> None:
+    rig.write_preset("unit", preset_text(f'log = ["missing"]\n{PRESETS["small"]}'))
+    await rig.serving("unit")
+    assert rig.server().state.is_ready
+    assert "no log is followed: missing does not exist" in rig.event("log").text
+
+
 # -- restart ----------------------------------------------------------------------------------
 
 

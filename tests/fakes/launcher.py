@@ -84,6 +84,12 @@ class FakeLauncher(Launcher):
     started: list[Started] = field(default_factory=list)
     _tasks: "set[asyncio.Task[None]]" = field(default_factory=set)
 
+    def follow(self, plan: LaunchPlan, log_path: Path) -> ProcessIdentity:
+        command = plan.log_command or ()
+        if command[0] == "missing":
+            raise LaunchFailed("missing does not exist; correct [launch] log")
+        return self.processes.begin(" ".join(command)).facts.identity
+
     def spawn(self, plan: LaunchPlan, log_path: Path) -> Launched:
         if self.refuses is not None:
             raise LaunchFailed(self.refuses)

@@ -104,8 +104,19 @@ def test_a_command_template_takes_the_arguments_where_it_says() -> None:
         *("--port", "31000", "--tp-size", "2"),
     )
     assert plan.stop == ("docker", "stop", "s31000")
-    assert plan.log == "/l/31000.log"
+    assert plan.log == "/l/31000.log" and plan.log_command is None
     assert not plan.is_direct
+
+
+def test_a_log_can_be_what_a_command_prints() -> None:
+    plan = plan_of(HEAD + 'log = ["docker", "logs", "-f", "s{port}"]\nport = 31000\n')
+    assert plan.log is None and plan.log_command == ("docker", "logs", "-f", "s31000")
+
+
+@pytest.mark.parametrize("value", ["3", "[]", "true", '["a", 1]'])
+def test_a_log_that_is_neither_path_nor_command_is_told(value: str) -> None:
+    with pytest.raises(InvalidPreset, match="must be a path, or a command that prints it"):
+        plan_of(HEAD + f"log = {value}\n")
 
 
 def test_a_command_that_would_drop_the_flags_is_refused() -> None:
