@@ -4,6 +4,7 @@
 keeper that starts its server again whenever it ends.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -68,6 +69,10 @@ class Unit:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
+    @property
+    def follow(self) -> list[str]:
+        return ["tail", "-n", "0", "-F", f"{self.here}/unit.log"]
+
     def write(self) -> None:
         for folder in ("bin", "state/config/presets"):
             (self.here / folder).mkdir(parents=True)
@@ -81,9 +86,11 @@ class Unit:
             (self.here / name).chmod(0o755)
         for name, (command, stop) in COMMANDS.items():
             words = json.dumps(stop).replace("{here}", str(self.here))
+            log = self.follow if name == "docker" else self.follow[-1]
             (self.here / f"state/config/presets/{name}.toml").write_text(
                 f"[launch]\ncommand = {json.dumps(command)}\nstop = {words}\n"
-                f'log = "{self.here}/unit.log"\nmodel-path = "org/model"\nport = {self.port}\n'
+                f"log = {json.dumps(log)}\n"
+                f'model-path = "org/model"\nport = {self.port}\n'
                 '[flags]\ndevice = "cpu"\ntp-size = 8\nmem-fraction-static = 0.85\n'
             )
 
@@ -105,6 +112,10 @@ class Unit:
         (found,) = json.loads(self.kvctl("status", "--json").stdout)["servers"]
         return dict(found)
 
+    def followers(self) -> list[int]:
+        """What prints the server's log."""
+        return [p.pid for p in psutil.process_iter() if _command(p) == self.follow]
+
     def pid(self, name: str) -> int:
         return int((self.here / f"{name}.pid").read_text())
 
@@ -116,6 +127,12 @@ class Unit:
         for name in ("keeper", "server"):
             if (self.here / f"{name}.pid").exists() and lives(self.pid(name)):
                 os.kill(self.pid(name), signal.SIGKILL)
+
+
+def _command(process: psutil.Process) -> list[str]:
+    with contextlib.suppress(psutil.Error):
+        return process.cmdline()
+    return []
 
 
 def lives(pid: int) -> bool:
@@ -144,9 +161,10 @@ def test_a_server_is_started_restarted_and_stopped_through_its_supervisor(
     assert restarted.returncode == 0, restarted
     first, keeper = unit.server()["pid"], unit.pid("keeper")
     assert first == unit.pid("server")
+    assert unit.server()["pool_tokens"] and len(unit.followers()) == (program == "docker")
     stopped = unit.kvctl("server", "stop", "--yes")
     assert stopped.returncode == 0, stopped
-    assert not lives(first) and not lives(keeper)
+    assert not lives(first) and not lives(keeper) and unit.followers() == []
     verb = "start" if program == "systemctl" else "run"
     assert unit.asked() == [f"{program} {verb}", f"{program} stop"] * 2
 
