@@ -3,7 +3,7 @@
 import os
 import secrets
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -71,24 +71,17 @@ class Launcher:
         """
         if plan.is_observed_only:
             raise LaunchFailed(f"preset {plan.preset} only watches {plan.url}: nothing to start")
-        log = _open_log(log_path)
         wall = self._clock.wall()
-        try:
-            child = subprocess.Popen(
-                plan.argv,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env={**self._environment, **dict(plan.env)},
-                start_new_session=True,
-                close_fds=True,
-            )
-        except OSError as failed:
-            _remove_if_empty(log_path)
-            raise LaunchFailed(_reason(plan, failed)) from failed
-        finally:
-            os.close(log)
-        return self._register(child, plan, log_path, wall)
+        key = "python" if plan.is_direct else "command"
+        identity = self._begin(plan.argv, plan, log_path, key)
+        return Launched(
+            pid=identity.pid,
+            start_ticks=identity.start_ticks,
+            session=identity.pid,
+            log_path=str(log_path),
+            argv=plan.shown_argv,
+            wall=wall,
+        )
 
     def follow(self, plan: LaunchPlan, log_path: Path) -> ProcessIdentity:
         """Start a plan's log command in a session of its own, output appended to `log_path`.
@@ -98,38 +91,32 @@ class Launcher:
         Raises:
             LaunchFailed: It is missing or not executable, or the log cannot be written.
         """
-        command, log = plan.log_command or (), _open_log(log_path)
+        return self._begin(plan.log_command or (), plan, log_path, "log")
+
+    def _begin(
+        self, argv: Sequence[str], plan: LaunchPlan, log_path: Path, key: str
+    ) -> ProcessIdentity:
+        """Start what `[launch] key` names. Raises LaunchFailed."""
+        log = _open_log(log_path)
         try:
             child = subprocess.Popen(
-                command,
+                argv,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 env={**self._environment, **dict(plan.env)},
                 start_new_session=True,
+                close_fds=True,
             )
         except OSError as failed:
-            raise LaunchFailed(_cannot(command[0], failed, "log", plan.preset)) from failed
+            _remove_if_empty(log_path)
+            raise LaunchFailed(_reason(argv[0], failed, key, plan.preset)) from failed
         finally:
             os.close(log)
+        # Readable even if it has ended: it stays a zombie until it is polled.
         identity = ProcessIdentity(child.pid, start_ticks(child.pid) or 0)
         self._children[identity] = child
         return identity
-
-    def _register(
-        self, child: "subprocess.Popen[bytes]", plan: LaunchPlan, log_path: Path, wall: float
-    ) -> Launched:
-        launched = Launched(
-            pid=child.pid,
-            # Readable even if it has ended: it stays a zombie until it is polled.
-            start_ticks=start_ticks(child.pid) or 0,
-            session=child.pid,
-            log_path=str(log_path),
-            argv=plan.shown_argv,
-            wall=wall,
-        )
-        self._children[launched.identity] = child
-        return launched
 
     def exit_of(self, identity: ProcessIdentity) -> int | None:
         """Return the exit status of a child that has ended (negative: signal), else None.
@@ -206,11 +193,7 @@ def _remove_if_empty(path: Path) -> None:
         return
 
 
-def _reason(plan: LaunchPlan, failed: OSError) -> str:
-    return _cannot(plan.argv[0], failed, "python" if plan.is_direct else "command", plan.preset)
-
-
-def _cannot(program: str, failed: OSError, key: str, preset: str) -> str:
+def _reason(program: str, failed: OSError, key: str, preset: str) -> str:
     what = {
         FileNotFoundError: "does not exist",
         PermissionError: "may not be executed",
