@@ -1,97 +1,17 @@
 """The run driver against a fake server on a manual clock: nothing lost, nothing twice."""
 
-import asyncio
-import functools
-from collections.abc import AsyncIterator, Coroutine
-from pathlib import Path
-from typing import Any
-
 import pytest
+from tests.fakes.bench import Bench
 from tests.fakes.generator import FakeGenerator, full_answer, reply_error
-from tests.fakes.runs import answered, answers, ids_rows, inline, write_run
+from tests.fakes.runs import answered, answers, ids_rows, write_run
 
-from kvctl.core.clock import ManualClock
 from kvctl.core.domain.errors import CommandRefused, KvctlError
 from kvctl.core.domain.run import PartitionState, RunState
 from kvctl.core.ports import GenerateReply, GenerateRequest, TransportFailed
-from kvctl.core.runs.driver import RunDriver
 from kvctl.core.runs.folder import ManifestDiffers
-from kvctl.core.runs.opening import OpenOptions
-from kvctl.core.runs.pump import RunHooks
 from kvctl.core.runs.runfile import load_run
 from kvctl.core.runs.slots import ServerFacts
 from kvctl.core.runs.verify import verify
-
-
-def as_it_is(server: FakeGenerator) -> FakeGenerator:
-    return server
-
-
-class Bench:
-    """Drivers of one folder, opened one after the other, on one clock."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.clock = ManualClock()
-        self.server = FakeGenerator(self.clock)
-        self.events: list[tuple[str, str]] = []
-        self.open_ones: list[RunDriver] = []
-
-    async def begin(self, *servers: FakeGenerator, **more: Any) -> RunDriver:
-        used = servers or (self.server,)
-        hooks = RunHooks(
-            more.pop("facts", None), lambda kind, text: self.events.append((kind, text))
-        )
-        driver = RunDriver(
-            load_run(self.folder / "run.toml"),
-            self.clock,
-            [functools.partial(as_it_is, s) for s in used],
-            hooks,
-            options=OpenOptions(**more),
-            offload=inline,
-        )
-        await driver.open()
-        self.open_ones.append(driver)
-        driver.start()
-        await self.clock.advance(0.1)
-        return driver
-
-    def note(self, kind: str, text: str) -> None:
-        self.events.append((kind, text))
-
-    async def during(self, work: Coroutine[Any, Any, Any], seconds: float = 60.0) -> Any:
-        """Await something while time goes on."""
-        task = asyncio.ensure_future(work)
-        for _ in range(int(seconds * 10)):
-            if task.done():
-                break
-            await self.clock.advance(0.1)
-        return task.result()
-
-    async def finish(self, driver: RunDriver) -> None:
-        await self.during(driver.finished(), 600)
-
-    async def close(self, driver: RunDriver, *, keep: bool = True) -> None:
-        self.open_ones.remove(driver)
-        await self.during(driver.close(keep=keep))
-
-    def crash(self, driver: RunDriver) -> None:
-        """As a kill -9 leaves it: nothing is flushed, the lock goes with the process."""
-        self.open_ones.remove(driver)
-        pump = driver._pump
-        assert pump is not None
-        for task in [*pump._tasks, pump.journal._writer]:
-            if task is not None:
-                task.cancel()
-        pump.opened.lock.release()
-
-
-@pytest.fixture
-async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
-    made = Bench(tmp_path)
-    yield made
-    for driver in list(made.open_ones):
-        await made.close(driver, keep=False)
 
 
 async def test_every_row_is_answered_once_and_the_run_finishes(bench: Bench) -> None:

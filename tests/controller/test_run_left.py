@@ -1,10 +1,9 @@
 """What is left of a run is told only while it gets to its end by itself."""
 
-from collections.abc import AsyncIterator, Callable
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
-from tests.controller.test_run_driver import Bench
+from tests.fakes.bench import Bench
 from tests.fakes.generator import FakeGenerator
 from tests.fakes.runs import ids_rows, write_run
 
@@ -13,14 +12,6 @@ from kvctl.core.domain.run import Run, RunState
 from kvctl.core.runs.driver import RunDriver
 
 OTHER = "http://fake:2"
-
-
-@pytest.fixture
-async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
-    made = Bench(tmp_path)
-    yield made
-    for driver in list(made.open_ones):
-        await made.close(driver, keep=False)
 
 
 def ends(run: Run) -> tuple[float | None, ...]:

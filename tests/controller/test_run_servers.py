@@ -1,11 +1,9 @@
 """Servers that come to a run and leave it while it goes on, and the room for connections."""
 
 import resource
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
-from tests.controller.test_run_driver import Bench
+from tests.fakes.bench import Bench
 from tests.fakes.generator import FakeGenerator, full_answer
 from tests.fakes.rig import URL, Rig
 from tests.fakes.runs import answered, answers, ids_rows, write_run
@@ -16,14 +14,6 @@ from kvctl.core.domain.run import RunState
 from kvctl.core.runs.descriptors import RESERVED, room_for
 
 OTHER = "http://fake:2"
-
-
-@pytest.fixture
-async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
-    made = Bench(tmp_path)
-    yield made
-    for driver in list(made.open_ones):
-        await made.close(driver, keep=False)
 
 
 async def test_a_server_that_is_added_takes_rows_once_it_answers(bench: Bench) -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.controller.test_run_driver import Bench
 from tests.engine.tiny_model import write_tiny_model
+from tests.fakes.bench import Bench
 from tests.fakes.generator import full_answer, ids_of, reply_error
 from tests.fakes.runs import answered, answers
 
