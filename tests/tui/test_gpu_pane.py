@@ -1,5 +1,6 @@
 """Pane 2 with many GPUs, marks, and how much one yes of the kill dialog ends."""
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -42,6 +43,14 @@ def test_sixteen_gpus_and_who_holds_each_fit_80_by_24_zoomed() -> None:
         for index in range(16):
             row = next(line for line in text if f"scheduler_TP{index} " in line)
             assert str(4_343_400 + index) in row and word in row and "90.1" in row
+
+
+def test_the_age_of_an_old_utilisation_stands_whole_beside_it() -> None:
+    snapshot = scene(gpus(8, HolderKind.RANK))
+    later = replace(snapshot, at=snapshot.at + 14.0)
+    rows = [line for line in drawn(later, View(), Size(120, 40)) if "90.1" in line]
+    assert len(rows) == 8
+    assert all(re.search(r" 97 1\ds +60 ", row) for row in rows), rows
 
 
 def test_sixteen_gpus_fit_the_overview_of_80_by_24_with_what_holds_them() -> None:

@@ -163,13 +163,23 @@ def _row(device: GpuDevice, odd: Odd | None, snapshot: Snapshot, columns: int) -
     if odd is not None and odd.holder is not None:
         pen.put(26 + shift, holder_phrase(odd.holder), Ink.WARN)
         return pen.line()
-    put_figure(pen, Slot(30 + shift, 4), Reading(device.utilisation_ratio, snapshot.at, 100.0))
-    if device.utilisation_ratio.known:
-        pen.put(31 + shift, "%", Ink.DIM)
+    _put_utilisation(pen, 30 + shift, Reading(device.utilisation_ratio, snapshot.at, 100.0))
     _plain_figure(pen, 37 + shift, device.temperature_c, snapshot.at)
     _plain_figure(pen, 44 + shift, device.power_w, snapshot.at)
     pen.put(46 + shift, _held_by(snapshot.gpus, device))
     return pen.line()
+
+
+def _put_utilisation(pen: Pen, end: int, reading: Reading) -> None:
+    """Put it with its unit, or with its age in three cells: the next column begins behind them."""
+    age = reading.figure.age_s(reading.now) or 0.0
+    unit = f"{age:.0f}s" if age < 99.5 else f"{min(99.0, age / 60):.0f}m"
+    if not reading.figure.known:
+        unit = ""
+    elif not reading.is_stale:
+        unit = "%"
+    pen.right(end, reading.text, Ink.BOLD if unit == "%" else Ink.DIM, 4)
+    pen.put(end + 1, unit, Ink.DIM, 3)
 
 
 def _plain_figure(pen: Pen, end: int, figure: Figure, now: float) -> None:
