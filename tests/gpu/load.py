@@ -24,6 +24,8 @@ class Load:
     """Ids are drawn below this."""
     spread: float = 0.6
     """Coefficient of variation of the lengths in a partition."""
+    draw: int = 0
+    """Other prompts and lengths by the same law for every number."""
 
 
 def draw_length(source: random.Random, mean: float, load: Load) -> int:
