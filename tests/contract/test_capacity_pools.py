@@ -21,6 +21,8 @@ def test_there_are_at_least_twelve_combinations_of_shape_and_flags() -> None:
     assert len({s.shape.attention for s in starts}) == 2  # GQA and MLA
     assert {s.launch.flags.kv_dtype for s in starts} >= {"auto", "fp8_e4m3"}
     assert len({s.launch.flags.mem_fraction for s in starts}) >= 6
+    calibrated = [row for row in ROWS if row.calibrated and not row.start.launch.flags.is_cpu]
+    assert len({row.start.model for row in calibrated}) >= 4
 
 
 @pytest.mark.parametrize("row", ROWS, ids=name)

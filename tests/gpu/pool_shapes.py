@@ -126,6 +126,18 @@ CPU = (
     _cpu("mha6-bf16-15-page64", "mha-6", mem_fraction_static=0.15, page_size=64),
     _cpu("mha6-f32-20", "mha-6", mem_fraction_static=0.2, dtype="float32"),
     _cpu("gqa24-f32-20", "gqa-24", mem_fraction_static=0.2, dtype="float32"),
+    _cpu("gqa8-bf16-50", "gqa-8", mem_fraction_static=0.5),
+    _cpu("gqa8-bf16-35", "gqa-8", mem_fraction_static=0.35),
+    _cpu("mla3-bf16-50", "mla-3", mem_fraction_static=0.5),
+    _cpu("mla3-bf16-35-page32", "mla-3", mem_fraction_static=0.35, page_size=32),
+    _cpu("mha6-bf16-50", "mha-6", mem_fraction_static=0.5),
+    _cpu("mha6-bf16-35-page64", "mha-6", mem_fraction_static=0.35, page_size=64),
+    _cpu("gqa24-bf16-50", "gqa-24", mem_fraction_static=0.5),
+    _cpu("gqa24-f32-35", "gqa-24", mem_fraction_static=0.35, dtype="float32"),
+    _cpu("wide-bf16-50", "gqa-4-wide", mem_fraction_static=0.5),
+    _cpu("wide-bf16-35", "gqa-4-wide", mem_fraction_static=0.35),
+    _cpu("mla8-bf16-50", "mla-8", mem_fraction_static=0.5),
+    _cpu("mla8-bf16-35", "mla-8", mem_fraction_static=0.35),
 )
 """No chosen fraction here: on a CPU the free memory moves with the host's other processes. Nor fp8:
 SGLang 0.5.23 refuses it on a CPU for MLA, and for heads without Intel AMX."""
