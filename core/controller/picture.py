@@ -65,7 +65,8 @@ class Picture:
         presets = self._list_presets(at, joined)
         first = joined[0] if joined else None
         scene = Scene(at, wall, first, gpus, run, presets, self._own_points(first))
-        scene = replace(scene, most_slots=self.host.config.throttle.most)
+        most_slots = self.host.config.throttle.most
+        scene = replace(scene, most_slots=most_slots, last_good_preset=last_good_preset)
         return Snapshot(
             at=at,
             wall=wall,

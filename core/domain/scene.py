@@ -28,6 +28,8 @@ class Scene:
     """Measured under the present launch, every partition."""
     most_slots: int = ThrottleParameters().most
     """AUTO sends no more requests at once to a server."""
+    last_good_preset: str | None = None
+    """The preset that served here last; `b` starts it."""
 
     @property
     def is_sending(self) -> bool:

@@ -18,17 +18,19 @@ def failed(scene: Scene) -> Verdict | None:
         return None
     failure = server.failure
     headline = failure.headline if failure else server.state_reason or "the server ended"
-    lever = failure.advice[0] if failure and failure.advice else _where_to_look(server)
+    lever = failure.advice[0] if failure and failure.advice else _where_to_look(scene, server)
     age = duration(scene.at - server.state_since)
     why = tuple(Why("evidence", line, "log") for line in (failure.evidence if failure else ()))
     return Verdict(VerdictWord.FAILED, f"{headline} ({age} ago).", lever, why)
 
 
-def _where_to_look(server: Server) -> str:
-    """Return the next step for a failure without advice: only what is there to look at."""
+def _where_to_look(scene: Scene, server: Server) -> str:
+    """Return the next steps for a failure without advice: only what is there to look at."""
+    good = scene.last_good_preset
+    start = f"b goes back to {good}" if good else "S starts it again"
     if server.failure is not None and server.failure.evidence:
-        return "l shows the log at the cause"
-    return "l shows its log, S starts it again" if server.log_path else "S starts it again"
+        return f"l shows the log at the cause, {start}"
+    return f"l shows its log, {start}" if server.log_path else start
 
 
 def stalled(scene: Scene) -> Verdict | None:

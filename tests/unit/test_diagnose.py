@@ -105,21 +105,24 @@ def test_a_draining_server_without_work_is_not_called_ready() -> None:
 
 
 @pytest.mark.parametrize(
-    ("log_path", "evidence", "lever"),
+    ("log_path", "evidence", "good", "lever"),
     [
-        (None, (), "S starts it again"),
-        ("/logs/a.log", (), "l shows its log, S starts it again"),
-        ("/logs/a.log", ("7  RuntimeError: x",), "l shows the log at the cause"),
+        (None, (), None, "S starts it again"),
+        (None, (), "b88", "b goes back to b88"),
+        ("/logs/a.log", (), None, "l shows its log, S starts it again"),
+        ("/logs/a.log", (), "b88", "l shows its log, b goes back to b88"),
+        ("/logs/a.log", ("7  E: x",), None, "l shows the log at the cause, S starts it again"),
+        ("/logs/a.log", ("7  E: x",), "b88", "l shows the log at the cause, b goes back to b88"),
     ],
 )
-def test_a_failure_promises_a_log_and_a_line_in_it_only_where_they_are(
-    log_path: str | None, evidence: tuple[str, ...], lever: str
+def test_a_failure_promises_a_log_a_line_in_it_and_a_way_back_only_where_they_are(
+    log_path: str | None, evidence: tuple[str, ...], good: str | None, lever: str
 ) -> None:
     failure = Failure("it failed", (), evidence) if evidence else None
     silent = Server(
         "main", "http://x", ServerState.FAILED, NOW - 9, log_path=log_path, failure=failure
     )
-    assert diagnose(scene(silent))[0].lever == lever
+    assert diagnose(scene(silent, last_good_preset=good))[0].lever == lever
 
 
 def test_memory_without_a_holder_is_not_offered_for_a_kill() -> None:
