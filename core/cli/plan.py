@@ -10,7 +10,7 @@ from kvctl.core.cli.progress import tell_outcome
 from kvctl.core.cli.session import Session
 from kvctl.core.controller.commands import PlanPresets
 from kvctl.core.domain.plan import Part, Planned
-from kvctl.core.domain.prediction import Interval
+from kvctl.core.domain.prediction import EXACT_RATIO, Interval
 from kvctl.core.domain.units import duration, gib, kilo_tokens, thousands
 
 
@@ -84,7 +84,7 @@ def pool_text(pool: Interval | None) -> str:
     if pool is None:
         return UNKNOWN
     ratio = pool.error_ratio
-    exact = ratio is not None and ratio < 0.001
+    exact = ratio is not None and ratio < EXACT_RATIO
     return kilo_tokens(pool.expected) + ("" if ratio is None or exact else f" ±{ratio:.1%}")
 
 

@@ -47,6 +47,10 @@ class LimitedBy(StrEnum):
     UNKNOWN = "unknown"
 
 
+EXACT_RATIO = 0.001
+"""An interval narrower than this is not worth showing."""
+
+
 @dataclass(frozen=True, slots=True)
 class Interval:
     """A figure that is known within bounds."""

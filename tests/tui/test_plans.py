@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from kvctl.core.controller.commands import Outcome
 from kvctl.core.domain.plan import Planned
 from kvctl.tui.present import presets, restart
-from kvctl.tui.present.check import Check
+from kvctl.tui.present.check import Check, read_check
 from kvctl.tui.present.restart import RestartState
 from kvctl.tui.present.view import View
 from tests.fakes.plans import MEASURED, SCENE, planned
@@ -91,3 +92,25 @@ def test_the_dialog_says_which_launch_calibrated_the_pool() -> None:
     shown = "\n".join(line.text for line in restart.preflight(PLANNED, state, 100, 40))
     assert "What it brings" in shown
     assert "KV pool ~159K, calibrated by baseline" in shown
+
+
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        ({}, ""),
+        (
+            {"predicted_tokens": 4096, "predicted_ratio": 0.0},
+            "KV pool 4,096: max-total-tokens says so, and memory is expected to hold it",
+        ),
+        (
+            {"predicted_tokens": 168_600, "predicted_ratio": 0.24},
+            "KV pool ~169K ±24%, not calibrated yet: assumptions alone",
+        ),
+        (
+            {"predicted_tokens": 159_277, "predicted_ratio": 0.0, "calibrated_by": "baseline"},
+            "KV pool ~159K, calibrated by baseline",
+        ),
+    ],
+)
+def test_the_dialog_says_how_sure_the_pool_is(data: dict[str, object], told: str) -> None:
+    assert read_check("b88", Outcome(0, "", data=data)).calibrated == told

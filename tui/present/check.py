@@ -2,7 +2,8 @@
 
 A key that is missing is a line that is not shown. Keys of its data: `lines` [{ok, name, text}],
 `diff` [{flag, now, after, kind}], `same` (number of unchanged flags), `brings` [str], `time`
-(str), `how` {way: {text, cost}}, `predicted_tokens` (int), `calibrated_by` (str).
+(str), `how` {way: {text, cost}}, `predicted_tokens` (int), `predicted_ratio` (float,
+half the interval, None where unknown), `calibrated_by` (str).
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvctl.core.controller.commands import Outcome
+from kvctl.core.domain.prediction import EXACT_RATIO
 from kvctl.core.domain.units import kilo_tokens
 
 
@@ -84,11 +86,17 @@ def read_check(preset: str, outcome: Outcome) -> Check:
 
 
 def _calibrated(data: Mapping[str, Any]) -> str:
-    pool, by = data.get("predicted_tokens"), data.get("calibrated_by")
+    """Return what the pool is expected to be, how sure that is and what it rests on."""
+    pool, by, ratio = (
+        data.get(name) for name in ("predicted_tokens", "calibrated_by", "predicted_ratio")
+    )
     if not isinstance(pool, int):
         return ""
+    if not by and isinstance(ratio, float) and ratio < EXACT_RATIO:
+        return f"KV pool {pool:,}: max-total-tokens says so, and memory is expected to hold it"
+    within = f" ±{ratio:.0%}" if isinstance(ratio, float) and ratio >= EXACT_RATIO else ""
     source = f"calibrated by {by}" if by else "not calibrated yet: assumptions alone"
-    return f"KV pool ~{kilo_tokens(pool)}, {source}"
+    return f"KV pool ~{kilo_tokens(pool)}{within}, {source}"
 
 
 def _sequence(value: object) -> Sequence[Any]:

@@ -1,6 +1,7 @@
 """Pane 5, presets: what a restart would bring, from the last launches on this host."""
 
 from kvctl.core.domain.plan import Part, Planned
+from kvctl.core.domain.prediction import EXACT_RATIO
 from kvctl.core.domain.run import Run
 from kvctl.core.domain.snapshot import PresetSummary, Snapshot
 from kvctl.core.domain.units import gib, kilo_tokens, thousands
@@ -12,8 +13,6 @@ from kvctl.tui.present.words import hours, open_partition, short_paths
 
 _NOTE = "tok/s steady; – never reached steady state"
 _PLANNED_NOTE = "tok/s steady; ~ expected from other launches; – not known"
-_EXACT = 0.001
-"""Within this an interval is not worth its room."""
 
 
 def title(snapshot: Snapshot, *, is_short: bool = False) -> str:
@@ -118,7 +117,7 @@ def pool_word(preset: PresetSummary, planned: Planned | None, room: int = 99) ->
     if planned.measured_tokens is not None or planned.pool is None:
         return rounded_tokens(planned.measured_tokens or preset.pool_tokens)
     ratio = planned.pool.error_ratio
-    within = f" ±{ratio:.0%}" if ratio is not None and ratio >= _EXACT else ""
+    within = f" ±{ratio:.0%}" if ratio is not None and ratio >= EXACT_RATIO else ""
     expected = f"~{kilo_tokens(planned.pool.expected)}"
     return expected + within if width(expected + within) <= room else expected
 
