@@ -230,8 +230,19 @@ async def test_the_stages_say_how_it_ended_however_long_that_is() -> None:
         await panel.press("R")
         await panel.shows("✓ rules: 3 kept")
         await panel.press("y")
-        await panel.shows("done: hicache-bf16 at", "yes", "l log   Esc to the overview")
+        await panel.shows("done: hicache-bf16 at", "yes", "Esc to the overview, or any of its keys")
         assert "X cancel this start" not in panel.text
+
+
+async def test_once_a_start_is_over_the_keys_of_the_overview_work_in_its_dialog() -> None:
+    async with driven(feed_of(mission.STEADY)) as panel:
+        await panel.press("R")
+        await panel.shows("✓ rules: 3 kept")
+        await panel.press("y")
+        await panel.shows("done: ", "or any of its keys")
+        await panel.press("p")
+        await panel.until(lambda: panel.feed.submitted[-1] == PauseRun(WaitHow.DRAIN))
+        assert "done: " not in panel.text
 
 
 async def test_a_failed_start_offers_its_card_with_cause_and_evidence() -> None:
@@ -414,8 +425,9 @@ async def test_typed_slots_become_manual_and_auto_is_a_word() -> None:
         await panel.until(lambda: panel.feed.submitted[-1] == Throttle(None))
 
 
+@pytest.mark.parametrize("keys", [("enter",), ("down", "enter")])
 async def test_a_run_file_is_described_before_it_is_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    keys: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "eagle3.toml").write_text(
@@ -426,8 +438,22 @@ async def test_a_run_file_is_described_before_it_is_started(
         await panel.press("s")
         await panel.shows("eagle3.toml  run eagle3: B2 B3, slots auto")
         assert "other.toml" not in panel.text
-        await panel.press("down", "enter")
+        await panel.press(*keys)
         await panel.until(lambda: panel.feed.submitted == [StartRun(str(tmp_path / "eagle3.toml"))])
+
+
+async def test_of_two_run_files_one_has_to_be_chosen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("eagle2", "eagle3"):
+        (tmp_path / f"{name}.toml").write_text(f'[run]\nname = "{name}"\n')
+    async with driven(feed_of(mission.NOTHING)) as panel:
+        await panel.press("s")
+        await panel.shows("eagle2.toml", "eagle3.toml")
+        await panel.press("enter")
+        await panel.shows("type a path, or choose with the arrows")
+        assert panel.feed.submitted == []
 
 
 async def test_a_broken_run_file_is_refused_in_the_dialog(

@@ -310,7 +310,7 @@ def _ways_out(snapshot: Snapshot, said: str) -> str:
         good = way_back(snapshot)
         back = f"b back to {literal(good)}   " if good else ""
         return f"{back}w the card   l log   Esc to the overview"
-    return f"l log   {'Esc to the overview' if said else _GOES_ON}"
+    return "l log   Esc to the overview, or any of its keys" if said else f"l log   {_GOES_ON}"
 
 
 def _elapsed(snapshot: Snapshot, server: Server) -> str:

@@ -216,15 +216,21 @@ class EntryDialog(DialogScreen):
         if note:
             box.text(note, Ink.DIM, 2)
         room = max(1, size.rows - len(box.drawn) - 5)
+        chosen = 0 if self._only() else self.chosen
         for number, option in enumerate(self.suggestions[:room]):
-            text = f" {'>' if number == self.chosen else ' '} {option.name}  {option.text}"
-            ink = Ink.CURSOR if number == self.chosen else Ink.PLAIN
+            text = f" {'>' if number == chosen else ' '} {option.name}  {option.text}"
+            ink = Ink.CURSOR if number == chosen else Ink.PLAIN
             box.lines([plain(box.inner, text, ink)])
         if self.said:
             box.text(self.said, Ink.WARN, 2)
         arrows = "↑↓ choose  " if self.suggestions else ""
         box.lines([plain(box.inner, f" {arrows}Enter {self.request.verb}  Esc leave", Ink.DIM)])
         return box.end()
+
+    def _only(self) -> str:
+        """Return the one suggestion that Enter takes while nothing is typed; "" where several."""
+        is_plain = not self.field.text and len(self.suggestions) == 1
+        return self.suggestions[0].name if is_plain else ""
 
     def press(self, key: str, character: str | None) -> None:
         """Type, choose, take or leave."""
@@ -233,10 +239,11 @@ class EntryDialog(DialogScreen):
             self.dismiss(None)
             return
         if key == "enter":
-            self.said = self.request.judge(self.field.text)
+            text = self.field.text or self._only()
+            self.said = self.request.judge(text)
             if not self.said:
                 self.dismiss(None)
-                self.request.take(self.field.text)
+                self.request.take(text)
                 return
         elif key in ("down", "up", "tab") and self.suggestions:
             step = -1 if key == "up" else 1

@@ -11,6 +11,7 @@ from kvctl.core.controller.commands import (
 )
 from kvctl.core.domain.server import ServerState
 from kvctl.core.domain.snapshot import Snapshot
+from kvctl.tui.actions import action_for
 from kvctl.tui.present import restart
 from kvctl.tui.present.check import read_check
 from kvctl.tui.present.layout import Size
@@ -154,6 +155,10 @@ class StagesDialog(DialogScreen):
             self.app.call_later(self.panel.do, deeds[key])
         elif key in ("escape", "q", "w", "enter"):
             self.dismiss(None)
+        elif self._said() and (action := action_for(key, character)) is not None:
+            # It is over, so the verdict behind the dialog already offers what to do next.
+            self.dismiss(None)
+            self.app.call_later(self.panel.act, action, key)
 
 
 def _first_choice(snapshot: Snapshot, preset: str | None) -> int:
