@@ -26,11 +26,14 @@ def failed(scene: Scene) -> Verdict | None:
 
 def _where_to_look(scene: Scene, server: Server) -> str:
     """Return the next steps for a failure without advice: only what is there to look at."""
-    good = scene.last_good_preset
-    start = f"b goes back to {good}" if good else "S starts it again"
+    looks = []
     if server.failure is not None and server.failure.evidence:
-        return f"l shows the log at the cause, {start}"
-    return f"l shows its log, {start}" if server.log_path else start
+        looks.append("l shows the log at the cause")
+    elif server.log_path:
+        looks.append("l shows its log")
+    if scene.last_good_preset:
+        return ", ".join([f"b goes back to {scene.last_good_preset}", *looks])
+    return ", ".join([*looks, "S starts it again"])
 
 
 def stalled(scene: Scene) -> Verdict | None:

@@ -110,9 +110,9 @@ def test_a_draining_server_without_work_is_not_called_ready() -> None:
         (None, (), None, "S starts it again"),
         (None, (), "b88", "b goes back to b88"),
         ("/logs/a.log", (), None, "l shows its log, S starts it again"),
-        ("/logs/a.log", (), "b88", "l shows its log, b goes back to b88"),
+        ("/logs/a.log", (), "b88", "b goes back to b88, l shows its log"),
         ("/logs/a.log", ("7  E: x",), None, "l shows the log at the cause, S starts it again"),
-        ("/logs/a.log", ("7  E: x",), "b88", "l shows the log at the cause, b goes back to b88"),
+        ("/logs/a.log", ("7  E: x",), "b88", "b goes back to b88, l shows the log at the cause"),
     ],
 )
 def test_a_failure_promises_a_log_a_line_in_it_and_a_way_back_only_where_they_are(
