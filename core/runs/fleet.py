@@ -8,7 +8,7 @@ from kvctl.core.runs.cutting import cut
 from kvctl.core.runs.descriptors import room_for, why_capped
 from kvctl.core.runs.harvest import HarvestReport
 from kvctl.core.runs.pump import Pump
-from kvctl.core.runs.slots import ServerSlots
+from kvctl.core.runs.slots import NOT_REACHED, ServerSlots
 
 CUT_S = 30.0
 
@@ -57,7 +57,7 @@ def add_server(pump: Pump, make: Callable[[], Generator]) -> ServerSlots:
     slots = ServerSlots(make(), pump.clock)
     if any(s.url == slots.url for s in pump.servers):
         raise CommandRefused(f"{slots.url} is a server of this run already")
-    slots.down, slots.probe_at = "not reached yet", pump.clock.monotonic()
+    slots.down, slots.probe_at = NOT_REACHED, pump.clock.monotonic()
     pump.servers.append(slots)
     pump.wake()
     return slots

@@ -13,7 +13,7 @@ from kvctl.core.runs.journal import Journal, Offload
 from kvctl.core.runs.opened import OpenedRun
 from kvctl.core.runs.schedule import Job
 from kvctl.core.runs.sending import Sender
-from kvctl.core.runs.slots import Flight, ServerFacts, ServerSlots
+from kvctl.core.runs.slots import NOT_REACHED, Flight, ServerFacts, ServerSlots
 
 _WATCH_S, _DISK_S, _LONG_S = 1.0, 5.0, 3600.0
 _FLOOR_BYTES, _FLOOR_RATIO = 2_000_000_000, 0.05
@@ -60,7 +60,7 @@ class Pump:
     def start(self) -> None:
         """Begin; every server is asked first who it is."""
         for slots in self.servers:
-            slots.down, slots.probe_at = "not reached yet", self.clock.monotonic()
+            slots.down, slots.probe_at = NOT_REACHED, self.clock.monotonic()
         self._spawn(self._run())
         self._spawn(self._watch())
 
@@ -200,7 +200,8 @@ class Pump:
             slots.is_known = True
             self.restart_foreign_partials()
             await slots.abort_orphans()
-            self.hooks.event("reached", f"{slots.url} answers ({was})")
+            again = "" if was in (None, NOT_REACHED) else f" again ({was})"
+            self.hooks.event("reached", f"{slots.url} answers{again}")
         finally:
             self._reconnecting.discard(slots.url)
             self.wake()

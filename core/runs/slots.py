@@ -16,6 +16,10 @@ _TRIAL = 2
 """Requests in flight at a server that failed with 5xx, until one has its answer."""
 
 
+NOT_REACHED = "not reached yet"
+"""Why a server that the run has not asked yet is not sent to."""
+
+
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
     """What a server is, as far as a run depends on it; None is unknown."""

@@ -258,6 +258,18 @@ async def test_a_server_that_dies_holds_the_run_and_costs_no_row_an_attempt(benc
     assert len(answered(bench.folder)) == 8
 
 
+async def test_an_event_says_what_kept_a_server_that_answers_again(bench: Bench) -> None:
+    write_run(bench.folder, {"B1": ids_rows(8)}, tokens=500)
+    await bench.begin()
+    bench.server.kill()
+    await bench.clock.advance(0.5)
+    bench.server.is_up = True
+    await bench.clock.advance(20)
+    first, again = [text for kind, text in bench.events if kind == "reached"]
+    assert first == f"{bench.server.url} answers"
+    assert again.startswith(f"{bench.server.url} answers again (")
+
+
 async def test_a_dead_server_is_probed_less_and_less_and_never_sent_to(bench: Bench) -> None:
     write_run(bench.folder, {"B1": ids_rows(8)})
     bench.server.is_up = False
