@@ -97,11 +97,18 @@ class VerifyReport:
             found.append(f"{self.elsewhere:,} of them in done_from files")
         if self.unknown_count:
             found.append(f"{self.unknown_count:,} answers belong to no row of the inputs")
-        found += [f"missing: {partition} {name}" for partition, name in self.missing]
-        found += [f"twice: {partition} {name}" for partition, name in self.duplicates]
-        found += [f"damaged: {damage}" for damage in self.damages]
+        found += _first("missing", map(" ".join, self.missing), self.missing_count)
+        found += _first("twice", map(" ".join, self.duplicates), self.duplicate_count)
+        found += _first("damaged", map(str, self.damages), self.damage_count)
         found += [f"torn: {tail}; the next start moves it aside" for tail in self.torn]
         return found + [f"bad: {line}" for line in self.bad_records]
+
+
+def _first(word: str, shown: Iterable[str], count: int) -> list[str]:
+    """Return a line for each that is shown, and one for the rest of them."""
+    lines = [f"{word}: {text}" for text in shown]
+    more = count - len(lines)
+    return [*lines, f"{word}: {more:,} more"] if more > 0 else lines
 
 
 def _counts(found: dict[str, int]) -> str:
