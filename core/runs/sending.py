@@ -19,6 +19,7 @@ from kvctl.core.runs.answers import (
     partial_record,
     prompt_tokens,
     request_of,
+    response_head,
     response_record,
 )
 from kvctl.core.runs.attempts import Attempts
@@ -172,7 +173,8 @@ class Sender:
             self.opened.tries.pop((job.partition, job.row), None)
             self.opened.note_answer(job, where)
 
-        self.attempts.write(job, RESPONSES, line_of(record), durable)
+        head = response_head(came, wall)
+        self.attempts.write(job, RESPONSES, line_of(record), durable, head)
 
     def _cut(self, slots: ServerSlots, came: Came) -> None:
         """Keep what an aborted answer has, or count what is lost; the row is sent again."""
