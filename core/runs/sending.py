@@ -17,7 +17,6 @@ from kvctl.core.runs.answers import (
     at_limit,
     joined,
     partial_record,
-    prompt_tokens,
     request_of,
     response_head,
     response_record,
@@ -159,22 +158,24 @@ class Sender:
         self.attempts.refused_in_a_row = 0
         job, now = came.flight.job, self.clock.monotonic()
         wall = self.clock.wall()
-        record = response_record(came, wall, self.opened.facts.renderer)
+        line = line_of(response_record(came, wall, self.opened.facts.renderer))
+        head, new_tokens = response_head(came, wall), came.new_tokens
+        is_capped = came.is_capped
         counters = self.opened.counters
         if (cut := self.counting.get(came.server)) and came.flight.is_cut:
             cut.finished += 1
         took = None if came.sent_wall is None else now - came.flight.started_at
 
         def durable(where: Where) -> None:
-            tokens = len(came.reply.output_ids)
-            counters.accept(job.partition, tokens, prompt_tokens(came), came.is_capped)
-            counters.complete(job.partition, now, came.new_tokens, took)
+            # Without `came`: beside the lines that wait for the disk it would double the memory.
+            tokens, of_prompt = head.completion_tokens, head.prompt_tokens
+            counters.accept(job.partition, tokens, of_prompt, is_capped)
+            counters.complete(job.partition, now, new_tokens, took)
             counters.partitions[job.partition].last_wall = wall
             self.opened.tries.pop((job.partition, job.row), None)
             self.opened.note_answer(job, where)
 
-        head = response_head(came, wall)
-        self.attempts.write(job, RESPONSES, line_of(record), durable, head)
+        self.attempts.write(job, RESPONSES, line, durable, head)
 
     def _cut(self, slots: ServerSlots, came: Came) -> None:
         """Keep what an aborted answer has, or count what is lost; the row is sent again."""
