@@ -20,7 +20,8 @@ from kvctl.core.ports import GenerateReply, GenerateRequest, TransportFailed
 from kvctl.core.runs.token_ids import TokenIds
 
 CONNECT_S = 10.0
-_ABORT_S = 15.0
+_HOWEVER_LONG = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S)
+_AN_ABORT = aiohttp.ClientTimeout(total=15.0, sock_connect=CONNECT_S)
 _PROBE_S = 8.0
 _KEEPALIVE_S = 4.0
 _A_TURN = 8
@@ -63,13 +64,13 @@ class AiohttpGenerator:
             body["input_ids"] = request.input_ids
         else:
             body["text"] = request.text
-        status, answer = await self._post("/generate", body, total_s=None)
+        status, answer = await self._post("/generate", body, _HOWEVER_LONG)
         await self._wait_turn()
         return _as_reply(status, answer)
 
     async def abort(self, rid: str) -> None:
         """Abort one request. Raises TransportFailed."""
-        status, answer = await self._post("/abort_request", {"rid": rid}, total_s=_ABORT_S)
+        status, answer = await self._post("/abort_request", {"rid": rid}, _AN_ABORT)
         if status != 200:
             raise TransportFailed(f"abort: HTTP {status} {_error_text(answer)}", sent=True)
 
@@ -128,11 +129,8 @@ class AiohttpGenerator:
         return self._session
 
     async def _post(
-        self, path: str, body: dict[str, object], *, total_s: float | None
+        self, path: str, body: dict[str, object], timeout: aiohttp.ClientTimeout
     ) -> tuple[int, bytes]:
-        timeout = aiohttp.ClientTimeout(
-            total=total_s, connect=None, sock_connect=CONNECT_S, sock_read=None
-        )
         data = msgspec.json.encode(body)
         try:
             async with self._open().post(self.url + path, data=data, timeout=timeout) as response:
