@@ -57,12 +57,15 @@ class Came:
         return (self.reply.finish or {}).get("type") == "length"
 
 
-def request_of(rid: str, prompt: Prompt, kept: Partial | None) -> GenerateRequest:
+def request_of(
+    rid: str, prompt: Prompt, kept: Partial | None, vocabulary: int | None
+) -> GenerateRequest:
     """Return the request for a prompt, or for the rest of an answer that has begun."""
     if kept is None:
-        return GenerateRequest(rid, prompt.text, prompt.input_ids, prompt.sampling)
+        return GenerateRequest(rid, prompt.text, prompt.input_ids, prompt.sampling, vocabulary)
     ids = (*(prompt.input_ids or ()), *kept.output_ids)
-    return GenerateRequest(rid, None, ids, continued_sampling(prompt.sampling, kept.n_output))
+    rest = continued_sampling(prompt.sampling, kept.n_output)
+    return GenerateRequest(rid, None, ids, rest, vocabulary)
 
 
 def joined(reply: GenerateReply, kept: Partial | None) -> GenerateReply:

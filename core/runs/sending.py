@@ -108,7 +108,7 @@ class Sender:
     ) -> None:
         job = flight.job
         flight.kept_tokens = kept.n_output if kept else 0
-        request = request_of(flight.rid, prompt, kept)
+        request = request_of(flight.rid, prompt, kept, self.opened.facts.vocabulary)
         name = self.opened.indexes[job.partition].spec.name
         if kept is not None and request.sampling.get("max_new_tokens") == 0:
             reply = at_limit(kept)
