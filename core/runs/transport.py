@@ -178,8 +178,7 @@ def _within(answer: bytes, vocabulary: int | None) -> tuple[_RestOfReply, TokenI
 
     The ids are most of the answer: cut out first, they are gone over once instead of three times.
     """
-    begin = answer.rfind(_IDS)
-    if vocabulary is None or begin < 0:
+    if vocabulary is None or (begin := answer.rfind(_IDS)) < 0:
         return None
     begin += len(_IDS) - 1
     end = answer.find(b"]", begin) + 1
