@@ -24,7 +24,7 @@ _HOWEVER_LONG = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S)
 _AN_ABORT = aiohttp.ClientTimeout(total=15.0, sock_connect=CONNECT_S)
 _PROBE_S = 8.0
 _KEEPALIVE_S = 4.0
-_A_TURN = 8
+_A_TURN = 6
 _IDS = b'"output_ids":['
 
 
