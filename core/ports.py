@@ -122,6 +122,8 @@ class GenerateRequest:
     """Exactly one of `text` and `input_ids`."""
     sampling: Mapping[str, object]
     """SGLang's sampling_params."""
+    vocabulary: int | None = None
+    """Number of token ids, for reading the answer only; None: not known."""
 
 
 @dataclass(frozen=True, slots=True)

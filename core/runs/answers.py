@@ -8,7 +8,15 @@ import msgspec
 from kvctl.core.domain.outcomes import Answer, Judgement, continued_sampling, judge
 from kvctl.core.ports import GenerateReply, GenerateRequest
 from kvctl.core.runs.inputs import Prompt
-from kvctl.core.runs.records import VERSION, Partial, Segment, prompt_hash, sampling_hash
+from kvctl.core.runs.records import (
+    VERSION,
+    FinishHead,
+    Partial,
+    ResponseHead,
+    Segment,
+    prompt_hash,
+    sampling_hash,
+)
 from kvctl.core.runs.schedule import Job
 from kvctl.core.runs.slots import Flight, ServerFacts
 from kvctl.core.runs.templates import Renderer
@@ -49,12 +57,15 @@ class Came:
         return (self.reply.finish or {}).get("type") == "length"
 
 
-def request_of(rid: str, prompt: Prompt, kept: Partial | None) -> GenerateRequest:
+def request_of(
+    rid: str, prompt: Prompt, kept: Partial | None, vocabulary: int | None
+) -> GenerateRequest:
     """Return the request for a prompt, or for the rest of an answer that has begun."""
     if kept is None:
-        return GenerateRequest(rid, prompt.text, prompt.input_ids, prompt.sampling)
+        return GenerateRequest(rid, prompt.text, prompt.input_ids, prompt.sampling, vocabulary)
     ids = (*(prompt.input_ids or ()), *kept.output_ids)
-    return GenerateRequest(rid, None, ids, continued_sampling(prompt.sampling, kept.n_output))
+    rest = continued_sampling(prompt.sampling, kept.n_output)
+    return GenerateRequest(rid, None, ids, rest, vocabulary)
 
 
 def joined(reply: GenerateReply, kept: Partial | None) -> GenerateReply:
@@ -76,7 +87,7 @@ def prompt_tokens(came: Came) -> int | None:
     if came.prompt.input_ids is not None:
         return len(came.prompt.input_ids)
     found = came.reply.meta.get("prompt_tokens")
-    return found if isinstance(found, int) else None
+    return found if isinstance(found, int) and not isinstance(found, bool) else None
 
 
 def response_record(came: Came, wall: float, renderer: Renderer | None) -> dict[str, object]:
@@ -114,6 +125,18 @@ def response_record(came: Came, wall: float, renderer: Renderer | None) -> dict[
     if came.kept is not None:
         record["segments"] = _segments(came)
     return record
+
+
+def response_head(came: Came, wall: float) -> ResponseHead:
+    """Return what the index holds of an accepted answer: what its record says."""
+    return ResponseHead(
+        id=came.prompt.id,
+        partition=came.partition,
+        completion_tokens=len(came.reply.output_ids),
+        finish_reason=FinishHead(str((came.reply.finish or {}).get("type"))),
+        prompt_tokens=prompt_tokens(came),
+        t_done=wall,
+    )
 
 
 def _as_written(ids: Sequence[int]) -> Sequence[int] | msgspec.Raw:

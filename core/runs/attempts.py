@@ -14,7 +14,7 @@ from kvctl.core.ports import TransportFailed
 from kvctl.core.runs.answers import Failure, error_record
 from kvctl.core.runs.journal import ERRORS, Journal, Where
 from kvctl.core.runs.opened import OpenedRun
-from kvctl.core.runs.records import line_of
+from kvctl.core.runs.records import ResponseHead, line_of
 from kvctl.core.runs.schedule import Job
 from kvctl.core.runs.slots import Flight, ServerSlots
 
@@ -40,7 +40,14 @@ class Attempts:
     refused_in_a_row: int = 0
     _random: random.Random = field(default_factory=lambda: random.Random(7))
 
-    def write(self, job: Job, stream: str, line: bytes, durable: Callable[[Where], None]) -> None:
+    def write(
+        self,
+        job: Job,
+        stream: str,
+        line: bytes,
+        durable: Callable[[Where], None],
+        head: ResponseHead | None = None,
+    ) -> None:
         """Append a line, and do the rest once it is durable; until then the row is `writing`."""
         counters = self.opened.counters.partitions[job.partition]
         counters.writing += 1
@@ -52,7 +59,7 @@ class Attempts:
             durable(written.result())
             self.wake()
 
-        self.journal.append(stream, line).add_done_callback(settled)
+        self.journal.append(stream, line, head).add_done_callback(settled)
 
     async def broken(self, slots: ServerSlots, flight: Flight, error: TransportFailed) -> None:
         """Decide whether a connection that failed is the server's fault or the row's."""

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 import msgspec
 
@@ -229,6 +229,18 @@ def _remove(file: Path) -> None:
         return  # a stale index is told by its seals
 
 
+class Indexed(Protocol):
+    """A line with what the index holds of it."""
+
+    @property
+    def data(self) -> bytes:
+        """The line with its end."""
+
+    @property
+    def head(self) -> ResponseHead | None:
+        """What a reader would find in the line; None: it is read from there."""
+
+
 @dataclass(slots=True)
 class IndexWriter:
     """Appends to the index what was made durable in the journal; never stops the journal."""
@@ -237,13 +249,13 @@ class IndexWriter:
     _descriptor: int | None = None
     _is_broken: bool = False
 
-    def add(self, part: str, start: int, lines: Sequence[bytes], descriptor: int) -> None:
+    def add(self, part: str, start: int, lines: Sequence[Indexed], descriptor: int) -> None:
         """Index whole lines that were just made durable.
 
         Args:
             part: Name of the file.
             start: Where the first line begins.
-            lines: Each with its line end.
+            lines: What was written, in order.
             descriptor: Of the part they were written to.
         """
         if self._is_broken:
@@ -271,8 +283,8 @@ class IndexWriter:
             self._descriptor = None
 
 
-def _entries(start: int, lines: Sequence[bytes]) -> msgspec.Raw:
+def _entries(start: int, lines: Sequence[Indexed]) -> msgspec.Raw:
     entries = no_entries()
-    offsets = accumulate(map(len, lines[:-1]), initial=start)
-    entries.extend([_decode_head(line) for line in lines], offsets)
+    offsets = accumulate((len(line.data) for line in lines[:-1]), initial=start)
+    entries.extend([line.head or _decode_head(line.data) for line in lines], offsets)
     return msgspec.Raw(msgspec.msgpack.encode(entries))

@@ -16,6 +16,7 @@ from typing import Protocol, TypeVar
 from kvctl.core.clock import Clock
 from kvctl.core.domain.errors import KvctlError
 from kvctl.core.runs.index import IndexWriter
+from kvctl.core.runs.records import ResponseHead
 
 RESPONSES, ERRORS, PARTIALS = "raw_responses", "errors", "partials"
 STREAMS = (RESPONSES, ERRORS, PARTIALS)
@@ -73,6 +74,7 @@ class Where:
 class _Line:
     stream: str
     data: bytes
+    head: ResponseHead | None
     durable: "asyncio.Future[Where]"
 
 
@@ -93,11 +95,11 @@ class _Part:
     is_named: bool = True
     """The file's name is durable."""
 
-    def write(self, lines: list[bytes]) -> list[Where]:
+    def write(self, lines: list[_Line]) -> list[Where]:
         """Append whole lines and fsync; return where they begin. Raises OSError, file repaired."""
         try:
             descriptor = self._opened()
-            _write_all(descriptor, lines)
+            _write_all(descriptor, [line.data for line in lines])
             os.fsync(descriptor)
         except OSError:
             self._cut_back()
@@ -108,7 +110,7 @@ class _Part:
         places = []
         for line in lines:
             places.append(Where(str(path), self.durable_bytes))
-            self.durable_bytes += len(line)
+            self.durable_bytes += len(line.data)
         return places
 
     def _opened(self) -> int:
@@ -219,10 +221,15 @@ class Journal:
         self._idle.set()
         self._writer = asyncio.create_task(self._write_forever())
 
-    def append(self, stream: str, data: bytes) -> "asyncio.Future[Where]":
-        """Queue one whole line; the future ends once it is durable."""
+    def append(
+        self, stream: str, data: bytes, head: ResponseHead | None = None
+    ) -> "asyncio.Future[Where]":
+        """Queue one whole line; the future ends once it is durable.
+
+        `head` spares the index from reading an answer's line, and must say what the line says.
+        """
         durable: asyncio.Future[Where] = asyncio.get_running_loop().create_future()
-        self._pending.append(_Line(stream, data, durable))
+        self._pending.append(_Line(stream, data, head, durable))
         self._idle.clear()
         self._wake.set()
         return durable
@@ -304,7 +311,7 @@ class Journal:
             if not chosen:
                 continue
             try:
-                found = self._parts[stream].write([batch[n].data for n in chosen])
+                found = self._parts[stream].write([batch[n] for n in chosen])
             except OSError as error:
                 problem = error
                 continue

@@ -57,6 +57,8 @@ class OpenedRun:
 
     def note_answer(self, job: Job, where: Where) -> None:
         """Take an answer that is durable; the next turn of its conversation may be sent now."""
+        if not self.answers.has(job.partition):
+            return
         self.answers.note(job.partition, job.row, Path(where.file), where.offset)
         following = self.answers.next_row(job.partition, job.row)
         if following is not None:

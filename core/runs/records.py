@@ -133,7 +133,7 @@ def prompt_hash(text: str | None, input_ids: Sequence[int] | None) -> str:
     if text is not None:
         return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
     # As json.dumps spells a list, in a fourth of its time; earlier journals hold this hash.
-    spelled = msgspec.json.encode(list(input_ids or ())).replace(b",", b", ")
+    spelled = msgspec.json.encode(input_ids or ()).replace(b",", b", ")
     return hashlib.sha256(spelled).hexdigest()
 
 

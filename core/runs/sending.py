@@ -17,8 +17,8 @@ from kvctl.core.runs.answers import (
     at_limit,
     joined,
     partial_record,
-    prompt_tokens,
     request_of,
+    response_head,
     response_record,
 )
 from kvctl.core.runs.attempts import Attempts
@@ -108,7 +108,7 @@ class Sender:
     ) -> None:
         job = flight.job
         flight.kept_tokens = kept.n_output if kept else 0
-        request = request_of(flight.rid, prompt, kept)
+        request = request_of(flight.rid, prompt, kept, self.opened.facts.vocabulary)
         name = self.opened.indexes[job.partition].spec.name
         if kept is not None and request.sampling.get("max_new_tokens") == 0:
             reply = at_limit(kept)
@@ -158,21 +158,24 @@ class Sender:
         self.attempts.refused_in_a_row = 0
         job, now = came.flight.job, self.clock.monotonic()
         wall = self.clock.wall()
-        record = response_record(came, wall, self.opened.facts.renderer)
+        line = line_of(response_record(came, wall, self.opened.facts.renderer))
+        head, new_tokens = response_head(came, wall), came.new_tokens
+        is_capped = came.is_capped
         counters = self.opened.counters
         if (cut := self.counting.get(came.server)) and came.flight.is_cut:
             cut.finished += 1
         took = None if came.sent_wall is None else now - came.flight.started_at
 
         def durable(where: Where) -> None:
-            tokens = len(came.reply.output_ids)
-            counters.accept(job.partition, tokens, prompt_tokens(came), came.is_capped)
-            counters.complete(job.partition, now, came.new_tokens, took)
+            # Without `came`: beside the lines that wait for the disk it would double the memory.
+            tokens, of_prompt = head.completion_tokens, head.prompt_tokens
+            counters.accept(job.partition, tokens, of_prompt, is_capped)
+            counters.complete(job.partition, now, new_tokens, took)
             counters.partitions[job.partition].last_wall = wall
             self.opened.tries.pop((job.partition, job.row), None)
             self.opened.note_answer(job, where)
 
-        self.attempts.write(job, RESPONSES, line_of(record), durable)
+        self.attempts.write(job, RESPONSES, line, durable, head)
 
     def _cut(self, slots: ServerSlots, came: Came) -> None:
         """Keep what an aborted answer has, or count what is lost; the row is sent again."""

@@ -3,8 +3,9 @@
     python -m tests.benchmarks.client [--count 10000] [--rounds 3] [--long 100000] [--write]
 
 Client and server have a core each. `kvctl` is the run driver as kvctld runs it, journal on; `raw
-aiohttp` posts, reads and parses the body and does nothing else; the peer is sglang's bench_serving
-from the test engine's interpreter. Writes results/client.md.
+aiohttp` posts, reads and parses the body and does nothing else; the peers are sglang's
+bench_serving from the test engine's interpreter and, where KVCTL_AIPERF names its command,
+NVIDIA's aiperf. Writes results/client.md.
 """
 
 import argparse
@@ -12,7 +13,6 @@ import asyncio
 import contextlib
 import json
 import os
-import re
 import resource
 import statistics
 import subprocess
@@ -20,12 +20,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 import aiohttp
 import msgspec
-from tests.engine.launch import engine_env, engine_home
+from tests.benchmarks.measured import Measured
+from tests.benchmarks.peers import PEERS, Load
+from tests.benchmarks.trivial_server import ANSWER, TOKENS, body
 from tests.fakes.sim_server import free_port
 
 from kvctl.core.clock import RealClock
@@ -40,32 +42,8 @@ CLIENT_CORE, SERVER_CORE = 0, 1
 LAG_STEP_S = 0.01
 VOCABULARY = 65_536
 PEER_COUNT = 2000
-"""bench_serving makes all its prompts and tasks first: a longer run tells nothing more."""
+"""Peers make all their prompts first: a longer run tells nothing more."""
 RESULT = Path(__file__).parent / "results" / "client.md"
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """One client over one round."""
-
-    count: int
-    wall_s: float
-    cpu_s: float
-    """User and system time of the client's process."""
-    lag_p99_ms: float | None = None
-    """Event loop: how much later than asked a sleep of 10 ms ended; None: not measured."""
-    rss_mb: tuple[float, ...] = ()
-    """Resident memory at every tenth of the requests, MB."""
-
-    @property
-    def per_s(self) -> float:
-        """Return responses per second."""
-        return self.count / self.wall_s
-
-    @property
-    def cpu_ms(self) -> float:
-        """Return CPU milliseconds a response."""
-        return self.cpu_s / self.count * 1000
 
 
 class Lag:
@@ -146,7 +124,7 @@ def write_run(folder: Path, count: int) -> Path:
     path = folder / "run.toml"
     path.write_text(
         f'[run]\nname = "client"\noutput = "out"\nconcurrency = {SLOTS}\n'
-        "[sampling]\nmax_new_tokens = 4000\n"
+        f"[sampling]\nmax_new_tokens = {TOKENS}\n"
         '[[partition]]\nname = "B"\ninput = "B.jsonl"\n'
     )
     return path
@@ -164,7 +142,7 @@ async def run_raw(url: str, count: int, parse: Callable[[bytes], object]) -> Mea
                 body = {
                     "rid": f"r{row:08d}.",
                     "input_ids": [row % 900, *tail],
-                    "sampling_params": {"max_new_tokens": 4000},
+                    "sampling_params": {"max_new_tokens": TOKENS},
                 }
                 async with session.post(f"{url}/generate", json=body) as response:
                     parse(await response.read())
@@ -207,43 +185,28 @@ def serving() -> Iterator[str]:
             server.kill()
 
 
+def take_pages(count: int) -> None:
+    """Write as much as kvctl's journal does, and remove it.
+
+    A virtual machine gives free memory back to its host; taking it again for the page cache has
+    cost 90 µs a response, which is the machine's cost and no client's. Not synced.
+    """
+    with tempfile.TemporaryFile() as file:
+        for _ in range(count):
+            file.write(ANSWER)
+
+
 def measure(which: str, url: str, count: int) -> Measured:
     """Run one client in a process of its own."""
-    if which == "bench_serving":
-        return measure_peer(url, min(count, PEER_COUNT))
+    take_pages(count)
+    if which in PEERS:
+        load = Load(SLOTS, PROMPT_TOKENS, TOKENS, CLIENT_CORE)
+        return PEERS[which](url, min(count, PEER_COUNT), load)
     command = [sys.executable, "-m", "tests.benchmarks.client", "--child", which, url, str(count)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])
     return Measured(**{**found, "rss_mb": tuple(found["rss_mb"])})
-
-
-def measure_peer(url: str, count: int) -> Measured:
-    """Run sglang's bench_serving on the same server, not streaming, and read what it says."""
-    home = engine_home()
-    command = ["taskset", "-c", str(CLIENT_CORE), str(home.python), "-m"]
-    command += ["sglang.benchmark.serving", "--backend", "sglang", "--base-url", url]
-    command += ["--dataset-name", "random-ids", "--num-prompts", str(count), "--disable-stream"]
-    command += ["--random-input-len", str(PROMPT_TOKENS), "--random-output-len", "4000"]
-    command += ["--random-range-ratio", "1.0", "--max-concurrency", str(SLOTS), "--disable-tqdm"]
-    command += ["--model", str(home.model), "--tokenizer", str(home.model), "--seed", "1"]
-    command += ["--warmup-requests", "1", "--tokenize-prompt"]
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    with tempfile.TemporaryDirectory() as standins:
-        # It imports this package for data sets that are not used here; the engine goes without.
-        (Path(standins) / "datasets.py").write_text("load_dataset = None\n")
-        env = engine_env()
-        env["PYTHONPATH"] = f"{env['PYTHONPATH']}:{standins}"
-        done = subprocess.run(
-            command, capture_output=True, text=True, env=env, cwd=standins, check=False
-        )
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
-    found = dict(re.findall(r"^([A-Z][\w ()/]+?):\s+([\d.]+)", done.stdout, re.MULTILINE))
-    assert int(found["Successful requests"]) == count, done.stdout[-3000:]
-    # Its own clock; its CPU time is of all it does, import and prompts included.
-    used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return Measured(count, float(found["Benchmark duration (s)"]), used)
 
 
 WHO = {
@@ -252,14 +215,16 @@ WHO = {
     "raw": "raw aiohttp, read and parsed (json)",
     "raw-msgspec": "raw aiohttp, read and parsed (msgspec)",
     "bench_serving": "sglang bench_serving, not streaming",
+    "aiperf": "aiperf, not streaming, without its tokenizer",
 }
 HEAD = """# What the client costs: 4,000-token answers from a server that makes none
 
 `python -m tests.benchmarks.client --count {count} --rounds {rounds} --long {long}`: {slots}
 requests in flight, prompts of {prompt} ids, a body of {size:.0f} KB (ids, text, meta_info), client
 and server pinned to a core each; rounds alternate between the clients, medians. Python {python},
-load of the host {load} at the end. bench_serving's CPU time is of its whole process, its start and
-prompts included, its rate is its own figure.
+load of the host {load} at the end. A peer's CPU time is of all its processes, start and prompts
+included, its rate is its own figure. Before every round, of whatever client, as many pages as the
+journal takes are written and freed again, so that the host's giving them is not measured.
 
 | client | responses/s | each round | CPU ms a response | loop lag p99 |
 | --- | ---: | --- | ---: | ---: |
@@ -270,8 +235,6 @@ def table(
     rounds: dict[str, list[Measured]], long: Measured | None, given: argparse.Namespace
 ) -> str:
     """Return the whole result page."""
-    from tests.benchmarks.trivial_server import body
-
     text = HEAD.format(
         count=given.count,
         rounds=given.rounds,
@@ -290,10 +253,11 @@ def table(
         text += f"| {WHO[which]} | {rate(found):,.0f} | {each} | {cpu:.2f} | {late} |\n"
     kvctl = rate(rounds["kvctl"])
     text += "\n"
-    for which, wanted in (("raw", 0.8), ("bench_serving", 2.0)):
+    for which, wanted in (("raw", 0.8), ("bench_serving", 2.0), ("aiperf", 2.0)):
         if which in rounds:
-            ratio = kvctl / rate(rounds[which])
-            text += f"kvctl makes {ratio:.2f} of {WHO[which]} (wanted: {wanted:g} or more).\n"
+            beside = rate(rounds[which])
+            text += f"kvctl makes {kvctl / beside:.2f} of {WHO[which]} (wanted: {wanted:g} or more)"
+            text += f", with a vocabulary {rate(rounds['kvctl-vocabulary']) / beside:.2f}.\n"
     spent = {w: statistics.median(one.cpu_ms for one in found) for w, found in rounds.items()}
     text += (
         f"\nBy CPU time alone, which other work on the host does not stretch: raw aiohttp takes "
@@ -328,7 +292,8 @@ def main() -> None:
     if given.child:
         as_child(given.child[0], given.child[1], int(given.child[2]))
         return
-    rounds: dict[str, list[Measured]] = {w: [] for w in WHO if w not in given.without}
+    left_out = given.without + ([] if "KVCTL_AIPERF" in os.environ else ["aiperf"])
+    rounds: dict[str, list[Measured]] = {w: [] for w in WHO if w not in left_out}
     with serving() as url:
         for number in range(given.rounds):
             for which, found in rounds.items():

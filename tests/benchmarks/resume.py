@@ -14,6 +14,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from kvctl.core.runs.counters import Counters, PartitionCounters
@@ -22,7 +23,7 @@ from kvctl.core.runs.journal import RESPONSES, part_path, parts_of
 from kvctl.core.runs.opened import OpenedRun
 from kvctl.core.runs.opening import OpenOptions, open_run
 from kvctl.core.runs.readback import read_back
-from kvctl.core.runs.records import line_of
+from kvctl.core.runs.records import ResponseHead, line_of
 from kvctl.core.runs.runfile import load_run
 from kvctl.core.runs.scan import ScanNotes, read_answers
 from kvctl.core.runs.schedule import Schedule
@@ -62,6 +63,14 @@ def record(number: int, size: int) -> bytes:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line whose head the index reads from it."""
+
+    data: bytes
+    head: ResponseHead | None = None
+
+
 def write_journal(folder: Path, records: int, size: int) -> int:
     """Write the parts and their index as a journal does that gets eight answers a commit."""
     writer, number, total = IndexWriter(folder), 1, 0
@@ -74,7 +83,8 @@ def write_journal(folder: Path, records: int, size: int) -> int:
         lines = [record(n, size) for n in range(first, min(records, first + _BATCH))]
         data = b"".join(lines)
         os.write(descriptor, data)
-        writer.add(part_path(folder, RESPONSES, number).name, at, lines, descriptor)
+        indexed = [Line(line) for line in lines]
+        writer.add(part_path(folder, RESPONSES, number).name, at, indexed, descriptor)
         at, total = at + len(data), total + len(data)
     os.fsync(descriptor)
     os.close(descriptor)

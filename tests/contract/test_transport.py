@@ -192,6 +192,46 @@ async def test_no_cap_of_a_hundred_connections(server: Server, generator: Aiohtt
     assert server.peak == 150
 
 
+def all_at_once(server: Server, count: int) -> None:
+    """The server answers when it has that many requests, all of them together."""
+    together = asyncio.Barrier(count)
+
+    async def hold(request: web.Request) -> web.StreamResponse:
+        await together.wait()
+        return await server.good(request)
+
+    server.answer = hold
+
+
+async def test_answers_that_come_together_are_read_a_few_in_a_turn_of_the_loop(
+    server: Server, generator: AiohttpGenerator
+) -> None:
+    all_at_once(server, 60)
+    asked = [asyncio.ensure_future(generator.generate(REQUEST)) for _ in range(60)]
+    turns, read = [], 0
+    async with asyncio.timeout(20):
+        while read < 60:
+            await asyncio.sleep(0)
+            turns.append(sum(request.done() for request in asked) - read)
+            read += turns[-1]
+    assert 1 < max(turns) <= 6
+
+
+async def test_requests_cut_while_their_answers_wait_do_not_stop_the_others(
+    server: Server, generator: AiohttpGenerator
+) -> None:
+    all_at_once(server, 60)
+    asked = [asyncio.ensure_future(generator.generate(REQUEST)) for _ in range(60)]
+    async with asyncio.timeout(20):
+        await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+        cut = [request for request in asked if not request.done()][:20]
+        for request in cut:
+            request.cancel()
+        left = [request for request in asked if request not in cut]
+        found = await asyncio.gather(*left)
+    assert [reply.status for reply in found] == [200] * len(left)
+
+
 async def test_an_abort_names_one_id_and_a_refusal_is_a_failure(
     server: Server, generator: AiohttpGenerator
 ) -> None:

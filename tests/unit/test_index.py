@@ -11,7 +11,7 @@ from tests.fakes.runs import inline
 from kvctl.core.clock import ManualClock
 from kvctl.core.runs.index import INDEX, Entry, read_index
 from kvctl.core.runs.journal import RESPONSES, Journal, parts_of
-from kvctl.core.runs.records import line_of
+from kvctl.core.runs.records import FinishHead, ResponseHead, line_of
 from kvctl.core.runs.scan import ScanNotes, read_answers
 
 COUNT = 40
@@ -98,6 +98,17 @@ def test_a_resume_with_an_index_does_not_read_the_answers_again(tmp_path: Path) 
     assert len(resumed(tmp_path)) == 200
     again = bytes_read() - before
     assert rebuilt >= part.stat().st_size > 20 * again
+
+
+async def test_what_the_journal_is_told_of_a_line_is_not_read_from_it(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, ManualClock(), inline)
+    journal.start()
+    head = ResponseHead("told", "B", 4000, FinishHead("length"), 200, 7.5)
+    journal.append(RESPONSES, b"no JSON at all\n", head)
+    await journal.close()
+    (part,) = read_index(tmp_path).parts.values()
+    rows = [Entry(*row) for entries in part.entries() for row in entries.rows()]
+    assert rows == [Entry("B", "told", 0, 4000, 200, True, 7.5)]
 
 
 def same_size_edit(part: Path) -> None:
