@@ -221,8 +221,9 @@ HEAD = """# What the client costs: 4,000-token answers from a server that makes 
 
 `python -m tests.benchmarks.client --count {count} --rounds {rounds} --long {long}`: {slots}
 requests in flight, prompts of {prompt} ids, a body of {size:.0f} KB (ids, text, meta_info), client
-and server pinned to a core each; rounds alternate between the clients, medians. Python {python},
-load of the host {load} at the end. A peer's CPU time is of all its processes, start and prompts
+and server pinned to a core each; the clients take turns, each round begins with another one.
+Medians; "makes" are medians of the ratios of the rounds. Python {python}, load of the host {load}
+at the end. A peer's CPU time is of all its processes, start and prompts
 included, its rate is its own figure. Before every round, of whatever client, as many pages as the
 journal takes are written and freed again, so that the host's giving them is not measured.
 
@@ -251,13 +252,12 @@ def table(
         late = f"{statistics.median(lag):.1f} ms" if lag else "–"
         cpu = statistics.median(one.cpu_ms for one in found)
         text += f"| {WHO[which]} | {rate(found):,.0f} | {each} | {cpu:.2f} | {late} |\n"
-    kvctl = rate(rounds["kvctl"])
     text += "\n"
     for which, wanted in (("raw", 0.8), ("bench_serving", 2.0), ("aiperf", 2.0)):
         if which in rounds:
-            beside = rate(rounds[which])
-            text += f"kvctl makes {kvctl / beside:.2f} of {WHO[which]} (wanted: {wanted:g} or more)"
-            text += f", with a vocabulary {rate(rounds['kvctl-vocabulary']) / beside:.2f}.\n"
+            plain, checked = (beside(rounds, w, which) for w in ("kvctl", "kvctl-vocabulary"))
+            text += f"kvctl makes {plain:.2f} of {WHO[which]} (wanted: {wanted:g} or more)"
+            text += f", with a vocabulary {checked:.2f}.\n"
     spent = {w: statistics.median(one.cpu_ms for one in found) for w, found in rounds.items()}
     text += (
         f"\nBy CPU time alone, which other work on the host does not stretch: raw aiohttp takes "
@@ -279,6 +279,12 @@ def rate(found: list[Measured]) -> float:
     return statistics.median(one.per_s for one in found)
 
 
+def beside(rounds: dict[str, list[Measured]], one: str, other: str) -> float:
+    """Return the median ratio of two clients' rates, round by round: the host's speed drifts."""
+    pairs = zip(rounds[one], rounds[other], strict=True)
+    return statistics.median(a.per_s / b.per_s for a, b in pairs)
+
+
 def main() -> None:
     """Measure, print, and write the table."""
     parser = argparse.ArgumentParser()
@@ -296,10 +302,12 @@ def main() -> None:
     rounds: dict[str, list[Measured]] = {w: [] for w in WHO if w not in left_out}
     with serving() as url:
         for number in range(given.rounds):
-            for which, found in rounds.items():
-                found.append(measure(which, url, given.count))
-                told = f"{found[-1].per_s:,.0f}/s, CPU {found[-1].cpu_ms:.2f} ms"
-                print(f"round {number + 1}: {which}: {told}, {found[-1].lag_p99_ms}", flush=True)
+            first = number % len(rounds)
+            for which in [*rounds, *rounds][first : first + len(rounds)]:
+                found = measure(which, url, given.count)
+                rounds[which].append(found)
+                told = f"{found.per_s:,.0f}/s, CPU {found.cpu_ms:.2f} ms"
+                print(f"round {number + 1}: {which}: {told}, {found.lag_p99_ms}", flush=True)
         long = measure("kvctl", url, given.long) if given.long else None
     text = table(rounds, long, given)
     print(text)
