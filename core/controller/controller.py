@@ -218,6 +218,7 @@ class Controller:
         self.servers.tick()
         self.crash_restarts.tick()
         self.run_desk.tick()
+        await self.run_desk.let_go()
         await self.caps.tick(self.run_desk.view())
         self.picture.note(self._compose())
         self.keeper.tick(self.servers.watches.values(), self.gpus.view, self.picture.points)

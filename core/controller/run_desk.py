@@ -38,6 +38,8 @@ from kvctl.core.runs.slots import ServerFacts
 DRAIN_S = 24 * 3600.0
 """A drain takes as long as its longest answer; the operator can cancel."""
 DRAIN_LOOK_S = 0.5
+THAW_AGAIN_S = 15.0
+"""Until an engine that could not be continued is asked again."""
 
 
 @dataclass(slots=True, eq=False)
@@ -53,6 +55,9 @@ class RunDesk:
     steering: Steering | None = None
     waiting: Run | None = None
     """Shown while a run is being opened, or when it could not be taken up."""
+    engines: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while engines are being frozen."""
+    _thaw_at: float = 0.0
     _stops: dict[str, str] = field(default_factory=dict)
     """URL -> own requests in flight when the server's counts were read last."""
     _opening: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -171,6 +176,14 @@ class RunDesk:
         if self.steering is not None:
             self.steering.tick()
 
+    async def let_go(self) -> None:
+        """Continue engines that were frozen for a run whose last answers came all the same."""
+        is_over = self.driver is not None and self.driver.gate.is_finished
+        if is_over and not self.engines.locked() and self._now() >= self._thaw_at:
+            self._thaw_at = self._now() + THAW_AGAIN_S
+            for name in await self.thaw_all():
+                self._tell("resumed", f"the run has finished; continued {name}")
+
     def view(self) -> Run | None:
         """Return the run as the panel shows it."""
         return self.waiting if self.driver is None else self.driver.view(self._now())
@@ -265,15 +278,15 @@ class RunDesk:
         found = [self.servers.at_url(url) for url in urls]
         return [watch for watch in found if watch is not None]
 
-    async def thaw_all(self) -> None:
-        """Continue what is frozen: behind a pause nothing can be given back."""
-        for watch in self.watches():
-            if not is_frozen(watch):
-                continue
+    async def thaw_all(self) -> list[str]:
+        """Continue what is frozen, and return it: behind a pause nothing can be given back."""
+        thawed = []
+        for watch in filter(is_frozen, self.watches()):
             try:
-                await thaw(watch, self.save)
+                thawed.append(await thaw(watch, self.save))
             except KvctlError as error:
                 self._tell("frozen", str(error))
+        return thawed
 
     def _own_url(self, url: str) -> str | None:
         """Return a server's URL as the run spells it, None where the run does not use it."""

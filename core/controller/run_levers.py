@@ -29,6 +29,9 @@ class RunLevers:
     async def pause(self, command: PauseRun, id: str) -> Outcome:
         """Stop sending; freeze, harvest or abandon what is in flight if that was asked for."""
         driver = await self.desk.opened()
+        if driver.gate.is_finished:
+            # A frozen engine would wait for a resume that nobody has a reason to ask for.
+            return Outcome(0, f"run {driver.spec.name} has finished: there is nothing to pause")
         if command.how is WaitHow.FREEZE:
             self._refuse_unwatched(driver)
         in_flight = driver.in_flight()
@@ -95,7 +98,9 @@ class RunLevers:
 
     async def _pause_further(self, driver: RunDriver, how: WaitHow) -> str:
         if how is WaitHow.FREEZE:
-            return "; ".join([await freeze(watch, self.desk.save) for watch in self.desk.watches()])
+            async with self.desk.engines:
+                watches = self.desk.watches()
+                return "; ".join([await freeze(watch, self.desk.save) for watch in watches])
         await self.desk.thaw_all()
         if how is WaitHow.DRAIN:
             return ""

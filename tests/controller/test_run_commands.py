@@ -232,6 +232,30 @@ async def test_a_freeze_keeps_every_token_in_the_engine_and_shows_no_figure_as_l
     assert len(answered(rig.output)) == 8 and server.generator.aborted == []
 
 
+async def test_a_run_that_has_finished_freezes_no_engine(rig: Rig) -> None:
+    server = await rig.generating(rig.run_file(rows=2))
+    await finished(rig)
+    outcome = await rig.submit(FREEZE)
+    assert outcome.is_done and "has finished: there is nothing to pause" in outcome.message
+    assert server.calls == [] and rig.run().state is RunState.FINISHED
+
+
+async def test_an_engine_frozen_as_its_last_answers_came_goes_on(rig: Rig) -> None:
+    """They were on their way when it was frozen: nobody has a reason to resume that run."""
+    server = await rig.generating(rig.run_file(rows=2, tokens=100))
+    assert (await rig.submit(FREEZE)).is_done
+    server.failing["unpause"] = ProbeFailed("timeout", "/continue_generation: no answer")
+    server.time.go()
+    await finished(rig)
+    await rig.advance(10)
+    assert server.calls == ["pause retract"] and len(rig.events("frozen")) == 1
+    server.failing.clear()
+    await rig.advance(20)
+    assert server.calls == ["pause retract", "unpause"]
+    assert rig.events("resumed") == ["the run has finished; continued main"]
+    assert rig.server().state.is_ready
+
+
 async def test_a_second_freeze_changes_nothing(rig: Rig) -> None:
     server = await rig.generating(rig.run_file(rows=8, tokens=100))
     await rig.submit(FREEZE)
