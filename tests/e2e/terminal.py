@@ -174,8 +174,10 @@ def _become(
     try:
         # The size is set before the first byte: a program may read it only once.
         fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
-        # A test run in the background has Ctrl-C switched off; what sits at a terminal has not.
+        # A test run in the background has Ctrl-C switched off, one under nohup a lost line, too;
+        # what sits at a terminal has neither.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
         if cwd is not None:
             os.chdir(cwd)
         os.execvpe(command[0], command, environ)
