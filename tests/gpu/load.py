@@ -86,8 +86,8 @@ def read_requests(output: Path) -> list[dict[str, object]]:
     kept = ("id", "partition", "prompt_tokens", "completion_tokens", "t_submit", "t_done", "launch")
     found = []
     for path in sorted(output.glob("raw_responses*.jsonl")):
-        for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
-            if line.endswith("\n"):
+        for line in path.read_bytes().splitlines(keepends=True):  # text may hold U+2028 as it is
+            if line.endswith(b"\n"):
                 row = json.loads(line)
                 counted = {
                     "counted": len(row["output_ids"]),
