@@ -86,11 +86,11 @@ class EventFeed:
         try:
             with self.audit.open("rb") as handle:
                 handle.seek(max(0, self.audit.stat().st_size - 65536))
-                lines = handle.read().decode("utf-8", "replace").splitlines()
+                lines = handle.read().decode("utf-8", "replace").split("\n")
         except OSError:
             return  # none yet, or not readable: what happened before is not needed to go on
         offset = self.clock.monotonic() - self.clock.wall()
-        for line in lines[-EVENTS_KEPT:]:
+        for line in lines[-EVENTS_KEPT - 1 :]:
             event = _event_of(line, offset)
             if event is not None:
                 self.recent.append(event)

@@ -240,7 +240,8 @@ def read_skipped(folder: Path) -> set[tuple[str, int]]:
     """
     file = folder / SKIPPED
     try:
-        rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+        # Bytes: text would be split at line separators such as U+2028 that an id may hold, too.
+        rows = [json.loads(line) for line in file.read_bytes().splitlines()]
         return {(row["file"], row["line"]) for row in rows}
     except FileNotFoundError:
         return set()

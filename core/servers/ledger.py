@@ -163,7 +163,7 @@ class Ledger:
             text = self.path.read_text(encoding="utf-8", errors="replace")
         except OSError:
             return
-        for line in text.splitlines():
+        for line in text.split("\n"):  # not at U+2028 and its like, which a log line may hold
             try:
                 facts = json.loads(line)
             except ValueError:

@@ -38,6 +38,13 @@ def test_everything_of_a_launch_comes_back(tmp_path: Path) -> None:
     assert ledger.record_of("b") is None
 
 
+def test_a_flag_with_a_line_separator_in_it_comes_back(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "launches.jsonl")
+    ledger.begin(replace(RECORD, argv=("x", "--served-model-name", "a\u2028b")))
+    (record,) = Ledger(ledger.path).records()
+    assert record.argv[2] == "a\u2028b"
+
+
 def test_a_long_ledger_is_rewritten_with_everything_it_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

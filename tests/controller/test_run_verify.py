@@ -10,6 +10,7 @@ from tests.fakes.runs import ids_rows, inline, write_run
 
 from kvctl.core.clock import ManualClock
 from kvctl.core.runs.driver import RunDriver
+from kvctl.core.runs.folder import read_skipped
 from kvctl.core.runs.opening import OpenOptions
 from kvctl.core.runs.runfile import load_run
 from kvctl.core.runs.verify import VerifyReport, verify
@@ -18,7 +19,7 @@ from kvctl.core.runs.verify import VerifyReport, verify
 @pytest.fixture
 async def folder(tmp_path: Path) -> Path:
     """A finished run of five rows and one that could not be sent."""
-    rows: list[dict[str, object]] = [*ids_rows(5), {"id": "bad", "input_ids": [-3]}]
+    rows: list[dict[str, object]] = [*ids_rows(5), {"id": "bad\u2028", "input_ids": [-3]}]
     write_run(tmp_path, {"B": rows}, tokens=6)
     clock = ManualClock()
     spec = load_run(tmp_path / "run.toml")
@@ -51,6 +52,10 @@ def test_a_whole_run_is_exact_and_skipped_rows_are_told(folder: Path) -> None:
     assert (found.total, found.done, found.skipped, found.tokens) == (5, 5, 1, 30)
     assert found.finish == {"length": 5}
     assert found.lines()[0].startswith("every id exactly once: 5 of 5 answered")
+
+
+def test_a_row_that_was_skipped_is_known_again_whatever_its_id_holds(folder: Path) -> None:
+    assert len(read_skipped(folder / "out")) == 1
 
 
 def test_the_hash_of_the_set_does_not_depend_on_the_order(folder: Path) -> None:

@@ -40,7 +40,7 @@ def test_events_survive_kvctld_and_a_torn_audit_line(tmp_path: Path) -> None:
     clock = ManualClock()
     feed = EventFeed(clock, tmp_path / "audit.jsonl")
     feed.emit("ready", "pool 159,277", "c1")
-    feed.emit("killed", "pid 41822 \x1b[31m gone")
+    feed.emit("killed", "pid 41822 \x1b[31m gone\u2028here")
     with (tmp_path / "audit.jsonl").open("ab") as handle:
         handle.write(b'{"wall": 1, "ki')
     again = EventFeed(clock, tmp_path / "audit.jsonl")
