@@ -56,7 +56,7 @@ class RunDesk:
     waiting: Run | None = None
     """Shown while a run is being opened, or when it could not be taken up."""
     engines: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held while engines are being frozen."""
+    """Held while engines are frozen, or continued without being asked to."""
     _thaw_at: float = 0.0
     _stops: dict[str, str] = field(default_factory=dict)
     """URL -> own requests in flight when the server's counts were read last."""
@@ -181,7 +181,9 @@ class RunDesk:
         is_over = self.driver is not None and self.driver.gate.is_finished
         if is_over and not self.engines.locked() and self._now() >= self._thaw_at:
             self._thaw_at = self._now() + THAW_AGAIN_S
-            for name in await self.thaw_all():
+            async with self.engines:
+                thawed = await self.thaw_all()
+            for name in thawed:
                 self._tell("resumed", f"the run has finished; continued {name}")
 
     def view(self) -> Run | None:

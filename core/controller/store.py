@@ -86,17 +86,18 @@ class EventFeed:
         try:
             with self.audit.open("rb") as handle:
                 handle.seek(max(0, self.audit.stat().st_size - 65536))
-                lines = handle.read().decode("utf-8", "replace").split("\n")
+                # Bytes: text would be split at U+2028 and its like, which an event may hold.
+                lines = handle.read().splitlines()
         except OSError:
             return  # none yet, or not readable: what happened before is not needed to go on
         offset = self.clock.monotonic() - self.clock.wall()
-        for line in lines[-EVENTS_KEPT - 1 :]:
+        for line in lines[-EVENTS_KEPT:]:
             event = _event_of(line, offset)
             if event is not None:
                 self.recent.append(event)
 
 
-def _event_of(line: str, offset: float) -> Event | None:
+def _event_of(line: bytes, offset: float) -> Event | None:
     """Read one audit line; None for a torn or foreign one."""
     try:
         row = json.loads(line)
