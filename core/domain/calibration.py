@@ -177,11 +177,12 @@ def _anchor(shape: ModelShape, launch: ObservedLaunch) -> Anchor | None:
         return None
     before = None
     if launch.before_bytes is not None:
-        before = Budget(launch.before_bytes + BEFORE_OFFSET_BYTES, BEFORE_LOG_ERROR_BYTES)
+        offset = 0.0 if launch.flags.is_cpu else BEFORE_OFFSET_BYTES
+        before = Budget(launch.before_bytes + offset, BEFORE_LOG_ERROR_BYTES)
     rest = _rest(shape, launch, before, fraction)
     if rest is None:
         return None
-    is_exact = not is_capped(launch)
+    is_exact = not is_capped(launch) and not launch.flags.is_cpu
     if is_exact and launch.after_bytes is not None and not shape.is_multimodal and fraction < 0.99:
         # Exact: the slack is what is left of the free memory after the pool was cut from it.
         solved = (launch.after_bytes - rest.expected_bytes) / (1 - fraction)

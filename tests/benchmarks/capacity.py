@@ -6,13 +6,14 @@ A start is predicted twice: from assumptions alone (config.json, flags, memory),
 start of the same model. On a CPU the free memory is what the start itself logged before it loaded
 (SGLang's own processes added): other processes of the host move it between any two moments, and
 `host` shows what the memory read just before the start would have predicted instead. What they move
-while a start loads goes into its pool byte for byte, so a start is compared only where its own log
-shows that they stood still: free memory fell by what the dummy weights take (`is_quiet`).
+while a start loads goes into its pool byte for byte, so a start is compared only where the host
+stood still: free memory fell by what the dummy weights take, and what the start before it had
+freed was back (`is_quiet`).
 """
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from kvctl.core.domain.calibration import (
     observed_launch,
 )
 from kvctl.core.domain.free_memory import GpuRoom
+from kvctl.core.domain.kv_cell import kv_cell
 from kvctl.core.domain.logscan import parse_line
 from kvctl.core.domain.model_shape import AttentionKind, ModelShape, parse_shape
 from kvctl.core.domain.model_weights import Weights, rank_weights
@@ -40,7 +42,11 @@ CPU_HOST_BYTES = 25_276_059_648
 OWN_PROCESSES_BYTES = 1.0 * GIB
 """What SGLang's processes take before the weights, as the law assumes it on a CPU."""
 QUIET_BYTES = 0.02 * GIB
-"""How far the memory that the weights took on a CPU may be off what they are: the log rounds."""
+QUIET_RATIO = 0.005
+"""How far the memory that the weights took on a CPU may be off what they are, in bytes (the log
+rounds) or of the pool, whichever is more: half of the 1 % that is aimed at."""
+SETTLED_BYTES = 64 * MIB
+"""How far the free memory before a start may be below that of the idle host."""
 _CPU = {"device": "cpu", "dtype": "bfloat16"}
 _OLD_CPU: tuple[tuple[str, str, dict[str, object]], ...] = (
     ("tiny-f32-05", "tiny-llama", {**_CPU, "dtype": "float32", "mem_fraction_static": 0.05}),
@@ -75,6 +81,10 @@ class Start:
     """Memory as the start itself found it."""
     host_room: GpuRoom | None = None
     """As it was read just before the start; None where it was not."""
+    series: str = ""
+    """Which recording; starts of one were made one after another."""
+    unsettled_bytes: float = 0.0
+    """How much less was free before it than on the idle host; 0 where that was not watched."""
 
 
 def is_quiet(start: Start) -> bool:
@@ -84,7 +94,12 @@ def is_quiet(start: Start) -> bool:
         return True
     width = 2 if launch.flags.dtype == "float32" else 1
     weights = rank_weights(start.weights, launch.flags.layout).expected_bytes * width
-    return abs(launch.before_bytes - launch.after_bytes - weights) <= QUIET_BYTES
+    moved = abs(launch.before_bytes - launch.after_bytes - weights)
+    pool = launch.pool_tokens * kv_cell(start.shape, launch.flags).cell_bytes(
+        launch.flags.sliding_ratio
+    )
+    allowed = max(QUIET_BYTES, QUIET_RATIO * pool)
+    return moved <= allowed and start.unsettled_bytes <= SETTLED_BYTES
 
 
 @dataclass(frozen=True)
@@ -129,9 +144,10 @@ def _compare(start: Start, everything: Sequence[Start]) -> Compared:
         and other.where == start.where
         and other is not start
         and not is_capped(other.launch)
+        and other.launch.flags.dtype == start.launch.flags.dtype  # other weights, as kvctl has it
     ]
-    # The one that is farthest in its fraction: the hardest to carry over.
-    other = max(others, key=lambda o: _gap(o, start), default=None)
+    # Of the same series, and the one that is farthest in its fraction: the hardest to carry over.
+    other = max(others, key=lambda o: (o.series == start.series, _gap(o, start)), default=None)
     host = None
     if start.host_room is not None:
         host = _predicted(start, start.host_room, Calibration())
@@ -188,10 +204,10 @@ def _recorded() -> Iterator[Start]:
     for file in sorted((DATA / "pools").glob("*.json")):
         report = json.loads(file.read_text())
         for row in report["starts"]:
-            yield from _of_row(row, report)
+            yield from _of_row(row, report, file.stem)
 
 
-def _of_row(row: Mapping[str, Any], report: Mapping[str, Any]) -> Iterator[Start]:
+def _of_row(row: Mapping[str, Any], report: Mapping[str, Any], series: str) -> Iterator[Start]:
     is_cpu = row["flags"].get("device") == "cpu"
     fraction = {"mem_fraction_static": row["mem_fraction_static"]}
     version = report["version"].split("+")[0]
@@ -204,7 +220,9 @@ def _of_row(row: Mapping[str, Any], report: Mapping[str, Any]) -> Iterator[Start
     room = _cpu_room(launch, total) if is_cpu else GpuRoom(total)
     where = f"CPU, {version}" if is_cpu else f"{report['host']}, {version}"
     host = GpuRoom(total, free_bytes=row["free_before_mib"] * MIB) if is_cpu else None
-    yield _start(row["name"], row["shape"], where, row["config"], launch, room, host)
+    made = _start(row["name"], row["shape"], where, row["config"], launch, room, host)
+    idle = report.get("idle_mib", row["free_before_mib"])
+    yield replace(made, series=series, unsettled_bytes=(idle - row["free_before_mib"]) * MIB)
 
 
 def _cpu_room(launch: ObservedLaunch, total: float) -> GpuRoom:

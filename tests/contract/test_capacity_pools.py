@@ -5,6 +5,9 @@ from tests.benchmarks.capacity import Compared, compared
 
 ROWS = compared()
 WITHIN_ALONE, WITHIN_CALIBRATED = 0.05, 0.01
+QUIET_SERIES = ("h200-0.5.17", "cpu-large")
+"""Recorded where nothing else took or gave back memory; the others, on a CPU, beside other work."""
+QUIET = [row for row in ROWS if row.calibrated and row.start.series in QUIET_SERIES]
 
 
 def name(row: Compared) -> str:
@@ -21,8 +24,14 @@ def test_there_are_at_least_twelve_combinations_of_shape_and_flags() -> None:
     assert len({s.shape.attention for s in starts}) == 2  # GQA and MLA
     assert {s.launch.flags.kv_dtype for s in starts} >= {"auto", "fp8_e4m3"}
     assert len({s.launch.flags.mem_fraction for s in starts}) >= 6
-    calibrated = [row for row in ROWS if row.calibrated and not row.start.launch.flags.is_cpu]
-    assert len({row.start.model for row in calibrated}) >= 4
+
+
+def test_at_least_twelve_are_calibrated_on_gpu_and_cpu_over_heads_and_latent_rows() -> None:
+    assert len(QUIET) >= 12
+    for is_cpu in (False, True):
+        rows = [row.start for row in QUIET if row.start.launch.flags.is_cpu is is_cpu]
+        assert len({start.model for start in rows}) >= 4
+        assert len({start.shape.attention for start in rows}) == 2
 
 
 @pytest.mark.parametrize("row", ROWS, ids=name)
@@ -32,9 +41,13 @@ def test_before_any_launch_the_expected_pool_is_within_5_per_cent(row: Compared)
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if row.calibrated], ids=name)
-def test_after_one_launch_of_the_model_it_is_within_1_per_cent_on_a_gpu(row: Compared) -> None:
-    """On a CPU the host's other processes move the memory by more than that."""
+def test_after_one_launch_of_the_model_the_real_pool_is_in_the_interval(row: Compared) -> None:
     assert row.calibrated is not None
     assert row.calibrated.holds(row.start.launch.pool_tokens)
-    if not row.start.launch.flags.is_cpu:
-        assert abs(row.off(row.calibrated) or 0.0) <= WITHIN_CALIBRATED
+
+
+@pytest.mark.parametrize("row", QUIET, ids=name)
+def test_after_one_launch_it_is_within_1_per_cent_where_the_host_stood_still(
+    row: Compared,
+) -> None:
+    assert abs(row.off(row.calibrated) or 0.0) <= WITHIN_CALIBRATED

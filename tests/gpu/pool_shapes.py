@@ -133,6 +133,7 @@ CPU = (
     _cpu("mha6-bf16-50", "mha-6", mem_fraction_static=0.5),
     _cpu("mha6-bf16-35-page64", "mha-6", mem_fraction_static=0.35, page_size=64),
     _cpu("gqa24-bf16-50", "gqa-24", mem_fraction_static=0.5),
+    _cpu("gqa24-bf16-35", "gqa-24", mem_fraction_static=0.35),
     _cpu("gqa24-f32-35", "gqa-24", mem_fraction_static=0.35, dtype="float32"),
     _cpu("wide-bf16-50", "gqa-4-wide", mem_fraction_static=0.5),
     _cpu("wide-bf16-35", "gqa-4-wide", mem_fraction_static=0.35),

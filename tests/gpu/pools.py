@@ -19,7 +19,6 @@ import json
 import os
 import platform
 import re
-import select
 import signal
 import subprocess
 import sys
@@ -32,7 +31,6 @@ from tests.engine.launch import engine_env, engine_home
 from tests.engine.tiny_model import BOS_ID, EOS_ID, tokenizer_config_json
 from tests.gpu.model_folder import CONTEXT_TOKENS, VOCABULARY, named_tokenizer
 from tests.gpu.pool_shapes import SETS, SHAPES, Combination
-from tests.gpu.quiet import QuietHost
 
 POOL = "max_total_num_tokens="
 TELLS = re.compile(
@@ -42,13 +40,10 @@ CHOSEN = re.compile(r"mem_fraction_static=([0-9.]+)")
 VERSION = "import sglang.version as v; print(v.__version__)"
 NEEDED_S = 45.0
 """A start that would have less than this left is not begun."""
-QUIET_MIB = 24.0
-"""Starts of one launch on a quiet host differ by less; 0.6 % of the smallest budget here."""
-TRIES = 4
-BEFORE_S = 0.7
-"""Between SGLang's first reading of the memory and its line "Load weight begin", at most."""
-SETTLE_WITHIN_S = 15.0
-SETTLED_MIB = 64
+SETTLE_WITHIN_S = 60.0
+"""Linux keeps pages that a process freed on lists of each CPU for about half a minute: they count
+as taken, and yet the next start is served from them without the free memory falling."""
+SETTLED_MIB = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +109,6 @@ def flag_words(model: Path, combination: Combination) -> list[str]:
 class Servers:
     """Makes each pool by a whole server."""
 
-    moved_mib: float | None = None
-    """How far other processes moved the host's memory meanwhile; not watched."""
-
     def __init__(self, port: int) -> None:
         self._port = port
 
@@ -149,9 +141,6 @@ class Servers:
 class Runner:
     """Makes each pool by a fork of one process that has imported SGLang."""
 
-    moved_mib: float | None = None
-    """How far other processes moved the host's memory until the pool was sized."""
-
     def __init__(self) -> None:
         words = [interpreter(), str(Path(__file__).with_name("pool_runner.py"))]
         self._process = subprocess.Popen(
@@ -169,20 +158,8 @@ class Runner:
         """Hand the job over and wait for its end."""
         assert self._process.stdin is not None
         log.unlink(missing_ok=True)
-        quiet = QuietHost(self._process.pid)
         self._process.stdin.write(json.dumps({"log": str(log), "argv": flags}) + "\n")
-        began = time.monotonic()
-        while not _says(log, "Load weight end") and not self._has_answered():
-            if not _says(log, "Load weight begin"):
-                began = time.monotonic()
-            time.sleep(0.05)
-        # From the memory that SGLang reads before the weights to the one it reads behind them.
-        self.moved_mib = quiet.stop(began - BEFORE_S)
         self._answer()
-
-    def _has_answered(self) -> bool:
-        assert self._process.stdout is not None
-        return bool(select.select([self._process.stdout], [], [], 0)[0])
 
     def close(self) -> None:
         """End the process."""
@@ -217,7 +194,6 @@ def start(
         "mem_fraction_static": given if chosen is None else float(chosen),
         "total_mib": before.total,
         "free_before_mib": round(before.free, 1),
-        "others_moved_mib": maker.moved_mib,
         "log": told,
         "took_s": round(time.monotonic() - began, 1),
     }
@@ -226,28 +202,14 @@ def start(
     return row
 
 
-def quietest(
-    combination: Combination, work: Path, maker: Servers | Runner, until: float, tries: int
-) -> dict[str, Any]:
-    """Make one pool, again while other processes moved the host's memory meanwhile."""
-    rows: list[dict[str, Any]] = []
-    for _ in range(tries):
-        rows.append(start(combination, work, maker, until))
-        moved = maker.moved_mib
-        if moved is None or moved <= QUIET_MIB or time.monotonic() > until - NEEDED_S:
-            break
-    return min(rows, key=lambda row: (row.get("failed") is not None, row["others_moved_mib"] or 0))
-
-
-def _says(log: Path, words: str) -> bool:
-    return log.exists() and words in log.read_text(errors="replace")
-
-
-def settle(device: str, before: Memory) -> None:
-    """Wait until the memory of the last start is back."""
+def settle(device: str, idle_mib: float) -> float:
+    """Wait until as much memory is free as on the idle host; return what is free, in MiB."""
     until = time.monotonic() + SETTLE_WITHIN_S
-    while time.monotonic() < until and read_memory(device).free < before.free - SETTLED_MIB:
+    while (free := read_memory(device).free) < idle_mib - SETTLED_MIB:
+        if time.monotonic() > until:
+            break
         time.sleep(0.2)
+    return free
 
 
 def main(words: list[str]) -> int:
@@ -259,7 +221,6 @@ def main(words: list[str]) -> int:
     parser.add_argument("--out", type=Path, required=True, help="a .json file, or its folder")
     parser.add_argument("--port", type=int, default=30700)
     parser.add_argument("--runner", action="store_true", help="one process for all; CPUs only")
-    parser.add_argument("--tries", type=int, default=TRIES, help="while the host is not quiet")
     parser.add_argument("--within-s", type=float, default=290.0)
     given = parser.parse_args(words)
     out = given.out if given.out.suffix == ".json" else given.out / f"pools-{given.set}.json"
@@ -279,25 +240,19 @@ def main(words: list[str]) -> int:
         "starts": [],
     }
     maker = Runner() if given.runner else Servers(given.port)
+    idle_mib = 0.0
     needed_s = NEEDED_S / 3 if given.runner else NEEDED_S
     for number, combination in enumerate(chosen):
         if until - time.monotonic() < needed_s:
             report["not_begun"] = [c.name for c in chosen[number:]]
             break
-        device = combination.flags.get("device", "cuda")
-        before = read_memory(device)
-        row = quietest(combination, given.work, maker, until, given.tries)
+        idle_mib = max(idle_mib, settle(combination.flags.get("device", "cuda"), idle_mib))
+        report["idle_mib"] = round(idle_mib, 1)
+        row = start(combination, given.work, maker, until)
         report["starts"].append(row)
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-        print(
-            row["name"],
-            row["took_s"],
-            row["others_moved_mib"],
-            (row.get("failed") or row["log"])[-1:],
-            flush=True,
-        )
-        settle(device, before)
+        print(row["name"], row["took_s"], (row.get("failed") or row["log"])[-1:], flush=True)
     maker.close()
     is_whole = "not_begun" not in report and not any("failed" in r for r in report["starts"])
     return 0 if is_whole else 1

@@ -182,6 +182,19 @@ def test_two_launches_at_different_fractions_replace_the_assumed_free_memory() -
     assert far == pytest.approx((true_before * 0.80 - used) / cell, rel=0.001)
 
 
+def test_on_a_cpu_memory_taken_after_the_weights_is_carried_over_whatever_the_fraction() -> None:
+    """Until the pool is cut a start takes 0.16 GiB more than its log tells (seen on 0.5.23)."""
+    before, after, later = 22.6 * GIB, 22.3 * GIB, 0.16 * GIB
+    cell = 2 * 8 * 128 * 2 * 32
+    flags = {f: ServingFlags(mem_fraction=f, is_cpu=True) for f in (0.35, 0.5)}
+    pools = {f: int((after - later - before * (1 - f)) / cell) for f in flags}
+    room = GpuRoom(24 * GIB, free_bytes=before + 1.0 * GIB)
+    seen = ObservedLaunch("m", flags[0.5], pools[0.5], before_bytes=before, after_bytes=after)
+    known = calibrate(shape("llama-8b-shape"), [seen])
+    found = pool_of(predicted("llama-8b-shape", flags[0.35], room, known))
+    assert found.expected == pytest.approx(pools[0.35], rel=0.0001)
+
+
 def test_a_page_size_rounds_the_pool_down_to_whole_pages() -> None:
     flags = ServingFlags(page_tokens=64, max_total_tokens=100_000)
     assert pool_of(predicted("llama-8b-shape", flags)).expected == 99_968
