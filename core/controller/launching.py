@@ -18,6 +18,7 @@ from kvctl.core.domain.launch_plan import LaunchPlan
 from kvctl.core.domain.membership import LAUNCH_MARK
 from kvctl.core.domain.presets import Preset
 from kvctl.core.domain.server import Failure, StageState
+from kvctl.core.domain.startfailure import silent_end
 from kvctl.core.domain.startup import stages_of
 from kvctl.core.domain.units import duration, thousands
 from kvctl.core.ports import GenerateRequest, Generator, TransportFailed
@@ -57,7 +58,7 @@ class StartFailed(KvctlError):
 
     def __init__(self, failure: Failure) -> None:
         """Keep the card."""
-        super().__init__(" ".join((failure.headline, *failure.advice[:1])))
+        super().__init__("; ".join((failure.headline, *failure.advice[:1])))
         self.failure = failure
 
 
@@ -208,23 +209,14 @@ def _raise_if_dead(host: Host, watch: ServerWatch) -> None:
         return
     watch.tick()
     _show_stages(watch)
-    failure = watch.failure or _silent_end(watch, code)
+    failure = watch.failure or silent_end(
+        code, watch.last_line, log_trouble(watch.record.log_path or "")
+    )
     at = watch.stages.doing or "process"
     elapsed = host.clock.monotonic() - (_started_at(watch) or host.clock.monotonic())
     watch.failure = replace(failure, stage=at, after_s=elapsed)
     watch.stages.fail(at, failure.headline)
     raise StartFailed(watch.failure)
-
-
-def _silent_end(watch: ServerWatch, code: int | None) -> Failure:
-    """Return the card of a process that ended without a cause in its log."""
-    said = f" (exit status {code})" if code is not None else ""
-    last = tuple(filter(None, [watch.last_line]))
-    if (trouble := log_trouble(watch.record.log_path or "")) is not None:
-        advice = ("free space there: without its log no cause can be told", "then start it again")
-        return Failure(f"{trouble}; the server process ended{said}", advice, last)
-    headline = f"The server process ended{said}; its log names no cause"
-    return Failure(headline, ("l shows its log",), last)
 
 
 def _started_at(watch: ServerWatch) -> float | None:

@@ -5,13 +5,15 @@ mem-fraction-static, a running server that ran out of memory a lower one.
 Source: failure paths of SGLang 0.4.0 to 0.5.23.
 """
 
+import signal
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from kvctl.core.domain.logfailures import CONSEQUENCES, WARNINGS, WRAPPERS
 from kvctl.core.domain.loglines import LogKind, LogRecord
 from kvctl.core.domain.logstages import DISTRIBUTED, END, GRAPHS, PROCESS, WEIGHTS
 from kvctl.core.domain.server import Failure
-from kvctl.core.domain.startadvice import TEXT_CUT, Cause, saying_of
+from kvctl.core.domain.startadvice import KILLER, TEXT_CUT, Cause, saying_of
 
 _GENERIC = "exception"
 _EVIDENCE_LINES = 6
@@ -41,6 +43,31 @@ def failure_of(records: Sequence[LogRecord]) -> Failure | None:
         stage=None if cause.phase == "run" else cause.phase,
         after_s=_after_s(records, cause),
     )
+
+
+def silent_end(code: int | None, last_line: str | None, log_problem: str | None) -> Failure:
+    """Return the card of a process that ended without a cause in its log.
+
+    `code` is its exit status, negative for a signal, None where another was its parent;
+    `log_problem` says why nothing more could be written to its log.
+    """
+    ended = _ending(code)
+    evidence = (last_line,) if last_line else ()
+    if log_problem is not None:
+        full = ("free space there: without its log no cause can be told", "then start it again")
+        return Failure(f"{log_problem}; the server process {ended}", full, evidence)
+    advice = (KILLER,) if code == -signal.SIGKILL else ()
+    headline = f"The server process {ended}; its log names no cause"
+    return Failure(headline, (*advice, "l shows its log"), evidence)
+
+
+def _ending(code: int | None) -> str:
+    if code is None:
+        return "ended"
+    with suppress(ValueError):
+        if code < 0:
+            return f"was killed ({signal.Signals(-code).name})"
+    return f"ended (exit status {code})"
 
 
 def _first_cause(

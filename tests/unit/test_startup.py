@@ -8,7 +8,7 @@ import pytest
 from kvctl.core.domain.loglines import LogRecord
 from kvctl.core.domain.logscan import parse_line
 from kvctl.core.domain.server import Failure, StageState
-from kvctl.core.domain.startfailure import cause_of
+from kvctl.core.domain.startfailure import cause_of, silent_end
 from kvctl.core.domain.startup import (
     StartupProgress,
     failure_of,
@@ -186,6 +186,45 @@ def test_a_surviving_rank_that_lost_its_peer_tells_of_the_rank_that_died() -> No
     found = failure("sglang-0.5.17/gpu/tp2_scheduler_killed.log")
     assert found.headline == "a rank ended without a word: TP0 lost its connection to it"
     assert "killed from outside" in all_text(found)
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        "pair.cc:538] Read error [127.0.0.1]:38112: Connection reset by peer",  # two H200, 0.5.17
+        "pair.cc:510] writev [127.0.0.1]:38112: Broken pipe",
+        "pair.cc:547] Connection closed by peer [127.0.0.1]:14214",
+        "pair.cc:547] Socket closed [127.0.0.1]:14214",
+    ],
+)
+def test_a_lost_peer_is_told_however_the_socket_ended(told: str) -> None:
+    lines = [
+        "[2026-11-30 21:49:22 TP0] Scheduler hit an exception: Traceback (most recent call last):",
+        f"RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/{told}",
+        "[2026-11-30 21:49:22] SIGQUIT received. signum=None, frame=None. It usually means one "
+        "child failed.",
+    ]
+    found = failure_of([parse_line(line) for line in lines])
+    assert found is not None
+    assert found.headline == "a rank ended without a word: TP0 lost its connection to it"
+
+
+@pytest.mark.parametrize(
+    ("code", "told", "advised"),
+    [
+        (-9, "was killed (SIGKILL)", "out-of-memory"),
+        (-11, "was killed (SIGSEGV)", "log"),
+        (-200, "ended (exit status -200)", "log"),
+        (3, "ended (exit status 3)", "log"),
+        (None, "process ended; its log names no cause", "log"),
+    ],
+)
+def test_an_end_without_a_word_is_named_by_its_signal(
+    code: int | None, told: str, advised: str
+) -> None:
+    found = silent_end(code, "the last line", None)
+    assert told in found.headline and advised in all_text(found)
+    assert found.evidence == ("the last line",)
 
 
 @pytest.mark.parametrize(
