@@ -10,6 +10,8 @@ from enum import StrEnum
 from kvctl.core.domain.figures import Figure, unknown
 from kvctl.core.domain.proofs import GpuProof
 
+_TITLE_ROOM = 60
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceProcess:
@@ -237,3 +239,8 @@ class GpuView:
     def proof_of(self, uuid: str) -> GpuProof | None:
         """Return what this reading proves of a device; None before the first judgement."""
         return next((proof for proof in self.proofs if proof.uuid == uuid), None)
+
+
+def short_title(title: str) -> str:
+    """Return a process title as it is quoted in a line of text, its end left out as "…"."""
+    return title if len(title) <= _TITLE_ROOM else f"{title[: _TITLE_ROOM - 1]}…"

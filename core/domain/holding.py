@@ -7,7 +7,14 @@ never above that: memory that an unseen holder keeps must not become "idle".
 
 from collections.abc import Iterable, Mapping
 
-from kvctl.core.domain.gpus import GpuDevice, GpuView, Holder, HolderKind, ProcessIdentity
+from kvctl.core.domain.gpus import (
+    GpuDevice,
+    GpuView,
+    Holder,
+    HolderKind,
+    ProcessIdentity,
+    short_title,
+)
 from kvctl.core.domain.units import GIB, MIB, mib
 
 IDLE_FLOOR_BYTES = GIB
@@ -113,7 +120,7 @@ def usable_text(view: GpuView) -> str:
 
 def describe(holder: Holder) -> str:
     """Return one line: "GPU 4: 93,699 MiB held by 41822 sglang::scheduler_TP4, ours, …"."""
-    title = f" {holder.title[:60]}" if holder.title else ""
+    title = f" {short_title(holder.title)}" if holder.title else ""
     if holder.gpu_index is None:
         what = holder.kind.replace("_", " ")
         return f"no GPU: {holder.pid}{title} (user {holder.user}), {what}: {holder.evidence}"

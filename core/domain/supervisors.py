@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from kvctl.core.domain.gpus import ProcessFacts
+from kvctl.core.domain.gpus import ProcessFacts, short_title
 from kvctl.core.domain.kinship import ancestors, is_engine, is_spawn_child, program
 
 
@@ -131,7 +131,7 @@ def _starter(process: ProcessFacts, facts: Mapping[int, ProcessFacts]) -> Owner 
         if _SHELLS.match(name) and _is_typed_into(above.title):
             return None
         pid = above.identity.pid
-        return Owner(f"started by {pid} {above.title[:60]}", None, pid=pid)
+        return Owner(f"started by {pid} {short_title(above.title)}", None, pid=pid)
     return None
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from kvctl.core.clock import Clock
-from kvctl.core.domain.gpus import ProcessFacts, ProcessIdentity
+from kvctl.core.domain.gpus import ProcessFacts, ProcessIdentity, short_title
 from kvctl.core.domain.launch_groups import members_of
 from kvctl.core.domain.membership import KnownServer
 from kvctl.core.ports import Processes
@@ -66,7 +66,7 @@ class TargetEnd:
 
     def line(self) -> str:
         """Return one line: "41822 sglang::scheduler_TP4: gone 0.4 s after KILL"."""
-        title = f" {self.title[:60]}" if self.title else ""
+        title = f" {short_title(self.title)}" if self.title else ""
         return f"{self.identity.pid}{title}: {self.detail}"
 
 
@@ -88,7 +88,7 @@ class EndReport:
     def lines(self) -> tuple[str, ...]:
         """Return what became of each, and what came back."""
         came_back = tuple(
-            f"{facts.identity.pid} {facts.title[:60]}: something starts it again (parent"
+            f"{facts.identity.pid} {short_title(facts.title)}: something starts it again (parent"
             f" {facts.parent_pid}); stop that first"
             for facts in self.respawned
         )

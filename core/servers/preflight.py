@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvctl.core.domain.flags import FlagCatalogue, Severity, check_flags
+from kvctl.core.domain.gpus import short_title
 from kvctl.core.domain.launch_plan import LaunchPlan
 from kvctl.core.domain.preset_diff import flags_of_argv, numerics_of
 from kvctl.core.domain.presets import Preset, Value, canonical
@@ -166,7 +167,11 @@ def _port(subject: Subject) -> Iterator[PreflightLine]:
     elif facts.is_ours:
         yield PreflightLine(Check.OK, "port", f"{port} ours, free after stop")
     else:
-        who = f"pid {facts.pid} {facts.title[:60]}" if facts.pid else "a process not visible here"
+        who = (
+            f"pid {facts.pid} {short_title(facts.title)}"
+            if facts.pid
+            else "a process not visible here"
+        )
         text = f"{port} is held by {who}; stop it or choose another port"
         yield PreflightLine(Check.FAIL, "port", text)
 

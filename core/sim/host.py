@@ -8,6 +8,7 @@ from pathlib import Path
 from kvctl.core.clock import Clock, ScaledClock
 from kvctl.core.sim.dataset import write_run
 from kvctl.core.sim.folder import HostFolder
+from kvctl.core.sim.hub import write_hub
 from kvctl.core.sim.scenarios import MISSION, SCENARIOS, Flag, Scenario
 from kvctl.core.sim.simclock import CLOCK_VARIABLE, FOLDER_VARIABLE, clock_to_environment
 
@@ -55,6 +56,8 @@ def prepare_demo(
     HostFolder(host_dir).write_scenario_name(plan.name)
     config_dir = folder / "config"
     _write_config(config_dir, plan)
+    hub = folder / "hub"
+    write_hub(hub)
     return DemoHost(
         scenario=plan,
         clock=scaled,
@@ -68,6 +71,7 @@ def prepare_demo(
             CLOCK_VARIABLE: clock_to_environment(scaled),
             "KVCTL_SIM_PORT": str(port),
             "KVCTL_PYTHON": sys.executable,
+            "HF_HUB_CACHE": str(hub),
         },
     )
 

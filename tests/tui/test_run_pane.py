@@ -8,7 +8,7 @@ from kvctl.core.domain.run import Run, RunState
 from kvctl.core.domain.snapshot import Snapshot
 from kvctl.tui.present.run import body
 from kvctl.tui.present.view import View
-from kvctl.tui.present.words import within
+from kvctl.tui.present.words import about, within
 from tests.tui.mission import STEADY
 
 HOUR, DAY = 3600.0, 86400.0
@@ -43,6 +43,24 @@ def test_a_duration_is_told_with_what_it_may_be_off_by(
 ) -> None:
     assert within(middle, middle - half, middle + half) == text
     assert len(text) <= 12, "it must fit its column"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.4, "~0 s"),
+        (59.0, "~59 s"),
+        (1_344.0, "~22 m"),
+        (3_599.0, "~1 h 00 m"),
+        (9 * HOUR + 3_540, "~9 h 59 m"),
+        (10 * HOUR, "~10 h"),
+        (34.4 * HOUR, "~34 h"),
+        (12 * DAY, "~288 h"),
+    ],
+)
+def test_an_estimate_of_a_preset_fits_its_column(seconds: float, text: str) -> None:
+    assert about(seconds) == text
+    assert len(text) <= 9
 
 
 @pytest.mark.parametrize("columns", [80, 120, 200])

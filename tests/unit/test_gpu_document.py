@@ -7,7 +7,14 @@ from tests.nvml.cases import device, process_facts
 from kvctl.core.controller.server_records import found_record, is_of_this_boot, known_server
 from kvctl.core.controller.state import ServerRecord
 from kvctl.core.domain.cleanness import proven
-from kvctl.core.domain.gpus import DeviceProcess, GpuReading, GpuView, ProcessIdentity, XidError
+from kvctl.core.domain.gpus import (
+    DeviceProcess,
+    GpuReading,
+    GpuView,
+    ProcessIdentity,
+    XidError,
+    short_title,
+)
 from kvctl.core.domain.holders import HostFacts, classify
 from kvctl.core.domain.membership import LaunchState, Me
 from kvctl.core.domain.snapshot import Snapshot
@@ -89,3 +96,9 @@ def test_a_launch_from_before_the_host_booted_claims_no_process() -> None:
     record = ServerRecord("main", "http://127.0.0.1:1", True, launched_wall=1000.0)
     assert is_of_this_boot(record, 900.0) and is_of_this_boot(record, 1050.0)
     assert not is_of_this_boot(record, 2000.0)
+
+
+def test_a_long_title_is_quoted_with_a_mark_where_it_was_cut() -> None:
+    title = "/srv/venv/bin/python3 -m sglang.launch_server --model-path /srv/models/kimi"
+    assert len(short_title(title)) == 60 and short_title(title).endswith("…")
+    assert short_title("sglang::scheduler_TP4") == "sglang::scheduler_TP4"

@@ -7,7 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import kvctl
 from kvctl.core.clock import ManualClock
+from kvctl.core.domain.kv_cell import kv_cell
+from kvctl.core.domain.serving_flags import Layout, ServingFlags
+from kvctl.core.servers.model_folder import find_model_folder, read_model_folder
 from kvctl.core.sim.answers import EOS_ID, LengthLaw, answer_to, ids_of_text
 from kvctl.core.sim.closed_loop import ClosedLoopResult, in_weighted_order, measure, run_closed_loop
 from kvctl.core.sim.dataset import write_run
@@ -164,3 +168,18 @@ def test_a_demo_carries_the_rule_against_fp8_except_where_it_replays_fp8(tmp_pat
     assert "rule" not in tomllib.loads((fp8.config_dir / "config.toml").read_text("utf-8"))
     preset = tomllib.loads((bf16.config_dir / "presets/demo.toml").read_text("utf-8"))
     assert preset["flags"]["mem-fraction-static"] == 0.88
+
+
+@pytest.mark.parametrize(
+    "preset", sorted((Path(kvctl.__file__).parent / "presets").glob("sim-*.toml"))
+)
+def test_the_demos_hub_cache_has_the_model_of_every_simulated_preset(
+    preset: Path, tmp_path: Path
+) -> None:
+    """What a restart with each would bring is predicted from it, before the first launch."""
+    host = prepare_demo(tmp_path, "mission", 20.0, ManualClock())
+    name = tomllib.loads(preset.read_text("utf-8"))["launch"]["model-path"]
+    folder = read_model_folder(find_model_folder(name, host.environment))
+    flags = ServingFlags(layout=Layout(tp=8), kv_dtype="bf16")
+    assert kv_cell(folder.shape, flags).cell_bytes(flags.sliding_ratio) == 70_272
+    assert folder.shards == 0 and folder.weights.is_quantized

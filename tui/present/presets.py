@@ -9,7 +9,7 @@ from kvctl.tui.present.figures import MISSING, rounded_tokens
 from kvctl.tui.present.line import Ink, Line, Pen, plain
 from kvctl.tui.present.text import literal, width, wrap
 from kvctl.tui.present.view import View
-from kvctl.tui.present.words import hours, open_partition, short_paths
+from kvctl.tui.present.words import about, hours, open_partition, short_paths
 
 _NOTE = "tok/s steady; – never reached steady state"
 _PLANNED_NOTE = "tok/s steady; ~ expected from other launches; – not known"
@@ -167,7 +167,7 @@ def _left(preset: PresetSummary, part: Part | None, snapshot: Snapshot) -> str:
     if preset.is_running and now is not None and now.remaining_s is not None:
         return hours(now.remaining_s)
     if part is not None and part.left_s is not None:
-        return f"~{hours(part.left_s)}"
+        return about(part.left_s)
     if now is None or now.remaining_s is None:
         return MISSING
     rate, then = now.effective_tokens_per_s.value, preset.effective_tokens_per_s

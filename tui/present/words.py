@@ -50,6 +50,16 @@ def hours(seconds: float | None) -> str:
     return f"{minutes // 60} h {minutes % 60:02d} m"
 
 
+def about(seconds: float) -> str:
+    """Return a duration that is only estimated, coarser than a measured one: "~22 m", "~34 h"."""
+    if seconds < 60:
+        return f"~{duration(seconds)}"
+    minutes = round(seconds / 60)
+    if minutes < 60:
+        return f"~{minutes} m"
+    return f"~{minutes // 60} h {minutes % 60:02d} m" if minutes < 600 else f"~{minutes / 60:.0f} h"
+
+
 def within(middle_s: float | None, low_s: float | None, high_s: float | None) -> str:
     """Return a duration with what it may be off by: "34 ± 2 h", "52 ± 4 min", "–" if unknown."""
     if middle_s is None or low_s is None or high_s is None or not middle_s:
