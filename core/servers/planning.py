@@ -7,6 +7,7 @@ kept; a changed file is read again.
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 
 from kvctl.core.clock import Clock
@@ -137,11 +138,17 @@ class PlanReader:
         )
 
     def _version(self, plan: LaunchPlan, launches: Sequence[LaunchRecord]) -> str | None:
-        """Return the SGLang that a preset would run: its interpreter's, else the last launch's."""
+        """Return the SGLang that a preset would run: its interpreter's, else the last launch's.
+
+        Without a launch of the preset the last one by the same command counts.
+        """
         if plan.is_direct:
             return self._installed(plan)
-        known = (x.version for x in reversed(launches) if x.preset == plan.preset and x.version)
-        return next(known, None)
+        known = [x for x in reversed(launches) if x.version]
+        own = (x.version for x in known if x.preset == plan.preset)
+        command = _command(plan.shown_argv)
+        alike = (x.version for x in known if _command(x.argv) == command)
+        return next(own, None) or next(alike, None)
 
     def _installed(self, plan: LaunchPlan) -> str | None:
         environment = {**self.store.environment, **dict(plan.env)}
@@ -165,6 +172,11 @@ class PlanReader:
             return known[1], ""
         except KvctlError as problem:
             return None, str(problem)
+
+
+def _command(argv: Sequence[str]) -> tuple[str, ...]:
+    """Return what runs SGLang (an image's name is in it): all before the model."""
+    return tuple(takewhile(lambda word: not word.startswith("--model"), argv))
 
 
 def _located(python: str, environment: Mapping[str, str]) -> str | None:
