@@ -8,9 +8,11 @@ import asyncio
 import itertools
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from kvctl.core.clock import within
 from kvctl.core.controller import commands as c
 from kvctl.core.controller.broken_off import BrokenOff
 from kvctl.core.controller.commands import Command, Outcome
@@ -229,7 +231,8 @@ class Controller:
         await self.host.clock.sleep(FIRST_PLAN_S * self.host.pace)
         while True:
             await self.planner.refresh(self._compose())
-            await self.host.clock.sleep(PLAN_S * self.host.pace)
+            with suppress(TimeoutError):
+                await within(self.host.clock, PLAN_S * self.host.pace, self.planner.outdated.wait())
 
     async def _publish(self) -> None:
         """Publish after a change, and not more often than the host's period."""

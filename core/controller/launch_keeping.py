@@ -95,6 +95,7 @@ class LaunchKeeper:
             facts |= {"before_bytes": seen.before_bytes, "after_bytes": seen.after_bytes}
             facts |= {"pool_tokens": seen.pool_tokens, "max_running": seen.max_running}
         self._write(lambda: self.ledger.measured(id, facts))
+        self.planner.outdated.set()
 
     def _write(self, write: Callable[[], None]) -> None:
         try:

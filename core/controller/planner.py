@@ -35,6 +35,8 @@ class Planner:
     host: Host
     ledger: Ledger
     plans: tuple[Planned, ...] = ()
+    outdated: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when a launch has told what the next ones are predicted from."""
     _reader: PlanReader = field(init=False)
 
     def __post_init__(self) -> None:
@@ -49,6 +51,7 @@ class Planner:
 
     async def refresh(self, snapshot: Snapshot) -> None:
         """Make the plans anew for the present run and GPUs; a file that went away is waited for."""
+        self.outdated.clear()
         try:
             works = works_of(snapshot.run)
             self.plans = await asyncio.to_thread(self._made, snapshot, works)

@@ -114,6 +114,13 @@ async def test_a_stop_closes_the_window(rig: Rig) -> None:
     assert launch.cause == "stopped"
 
 
+async def test_what_a_start_has_told_is_in_the_plans_at_once(rig: Rig) -> None:
+    """The overview would show the running server's pool as an estimate until the next look."""
+    await rig.serving(boot=RESOLVED)
+    await rig.advance(4)
+    assert planned(rig, "small").measured_tokens == 100_000
+
+
 async def test_presets_are_planned_without_being_asked_for(rig: Rig) -> None:
     await rig.serving()
     await rig.advance(40)
