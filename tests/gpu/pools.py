@@ -5,7 +5,8 @@
 
 Dummy weights, no graphs; a start is ended (KILL, the whole session) as soon as its log has told
 the pool. With --runner the pools are made in one process that imports SGLang once (pool_runner.py,
-for CPUs), which takes seconds a pool instead of a minute.
+for CPUs), which takes seconds a pool; most of a minute is the wait until what the pool before it
+took is free again (SETTLE_WITHIN_S).
 
 FILE gets one JSON document: the host, and of each start its config.json, its flags, the free memory
 just before it, and the lines of its log that tell of memory. A start for which no time is left is
