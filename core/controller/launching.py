@@ -203,8 +203,7 @@ def _tell_lateness(host: Host, feed: EventFeed, watch: ServerWatch, lateness: La
 def _raise_if_dead(host: Host, watch: ServerWatch) -> None:
     if is_detached(host, watch):
         return
-    identity = watch.identity
-    code = host.launcher.exit_of(identity) if identity is not None else None
+    code = watch.exit_code()
     if code is None and watch.is_alive() is not False:
         return
     watch.tick()

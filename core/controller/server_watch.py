@@ -16,8 +16,9 @@ from kvctl.core.domain.foreign_load import ForeignLoad
 from kvctl.core.domain.gpus import ProcessIdentity
 from kvctl.core.domain.health import HealthInputs, assess
 from kvctl.core.domain.server import Decode, Failure, Server, ServerState, Stage
-from kvctl.core.domain.startfailure import failure_of
+from kvctl.core.domain.startfailure import failure_of, silent_end
 from kvctl.core.domain.startup import stages_of
+from kvctl.core.servers.launch import log_trouble
 
 _TOLD = {
     ServerState.STALLED: "stalled",
@@ -145,10 +146,22 @@ class ServerWatch(ServerSources):
 
     def _card(self) -> Failure | None:
         """Return the failure with what happens next; None where nothing failed."""
+        failure = self.failure or self._silent_end()
         if self.state is not ServerState.FAILED or not self.next_step:
-            return self.failure
-        card = self.failure or Failure(self.state_reason)
+            return failure
+        card = failure or Failure(self.state_reason)
         return replace(card, advice=(self.next_step, *card.advice))
+
+    def _silent_end(self) -> Failure | None:
+        """Return how a child of ours ended unasked; its log may tell the cause yet."""
+        code = self.exit_code()
+        if code is None or self.is_stop_asked or self.is_draining:
+            return None
+        return silent_end(code, self.last_line, log_trouble(self.record.log_path or ""))
+
+    def exit_code(self) -> int | None:
+        """Return the exit status (negative: signal); None while it runs or is no child of ours."""
+        return None if self.identity is None else self.host.launcher.exit_of(self.identity)
 
     def _figures(self, now: float) -> Decode:
         if self.state in (ServerState.STOPPED, ServerState.FAILED):

@@ -193,8 +193,7 @@ class Steps:
         if watch.record.is_ended:
             return
         self.desk.end_record(watch)
-        identity, launch_id = watch.identity, watch.record.launch_id
-        code = self.desk.host.launcher.exit_of(identity) if identity is not None else None
+        launch_id, code = watch.record.launch_id, watch.exit_code()
         if launch_id:
             wall = self.desk.host.clock.wall()
             self.write(lambda: self.ledger.ended(launch_id, wall, code, cause))

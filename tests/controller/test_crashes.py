@@ -46,6 +46,22 @@ async def test_a_crash_is_seen_within_two_seconds_and_holds_the_run(rig: Rig) ->
     assert failure is not None and "memory" in failure.headline and failure.evidence
 
 
+async def test_a_crash_without_a_word_names_its_signal_until_the_log_tells_more(rig: Rig) -> None:
+    started = await rig.serving()
+    crash(rig, started)
+    await rig.clock.until(lambda: rig.server().state is ServerState.FAILED, SEEN_WITHIN_S)
+    await rig.advance(1)
+    failure = rig.server().failure
+    assert failure is not None and failure.headline == rig.server().state_reason
+    assert "was killed (SIGKILL)" in failure.headline
+    assert any("dmesg" in line for line in failure.advice)
+    rig.world.write(started.launched.log_path, *OOM)  # a rank that outlived it
+    await rig.advance(3)
+    late = rig.server().failure
+    assert late is not None and "SIGKILL" not in late.headline
+    assert any("out of memory" in line for line in late.evidence)
+
+
 @pytest.mark.parametrize("is_logged", [False, True])
 async def test_a_rank_that_dies_is_a_crash_while_the_main_process_still_lives(
     rig: Rig, is_logged: bool
