@@ -67,7 +67,7 @@ class Failure:
     """One sentence."""
     advice: tuple[str, ...] = ()
     evidence: tuple[str, ...] = ()
-    """Log lines, each "N  text"."""
+    """Log lines, each "N  text"; of an end without a cause its last line, without a number."""
     stage: str | None = None
     after_s: float | None = None
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from kvctl.core.domain.loglines import LogRecord
 from kvctl.core.domain.logstages import END, WEIGHTS
 
-KILLER = "the kernel's out-of-memory killer or an operator: see dmesg and the host's memory"
 TEXT_CUT = 300
 """Characters of a log line that are quoted."""
 PAUSE_PATHS = ("/pause_generation", "/continue_generation")
@@ -135,7 +134,9 @@ def _say_peer_lost(cause: Cause, records: Sequence[LogRecord]) -> Saying:
 
 
 def _say_killed(cause: Cause, records: Sequence[LogRecord]) -> Saying:
-    return "a process of the server was killed from outside", (KILLER,)
+    return "a process of the server was killed from outside", (
+        "the kernel's out-of-memory killer or an operator: see dmesg and the host's memory",
+    )
 
 
 def _say_host_memory(cause: Cause, records: Sequence[LogRecord]) -> Saying:

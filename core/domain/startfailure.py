@@ -13,7 +13,7 @@ from kvctl.core.domain.logfailures import CONSEQUENCES, WARNINGS, WRAPPERS
 from kvctl.core.domain.loglines import LogKind, LogRecord
 from kvctl.core.domain.logstages import DISTRIBUTED, END, GRAPHS, PROCESS, WEIGHTS
 from kvctl.core.domain.server import Failure
-from kvctl.core.domain.startadvice import KILLER, TEXT_CUT, Cause, saying_of
+from kvctl.core.domain.startadvice import TEXT_CUT, Cause, saying_of
 
 _GENERIC = "exception"
 _EVIDENCE_LINES = 6
@@ -55,15 +55,15 @@ def silent_end(code: int | None, last_line: str | None, log_problem: str | None)
     evidence = (last_line,) if last_line else ()
     if log_problem is not None:
         full = ("free space there: without its log no cause can be told", "then start it again")
-        return Failure(f"{log_problem}; the server process {ended}", full, evidence)
-    advice = (KILLER,) if code == -signal.SIGKILL else ()
-    headline = f"The server process {ended}; its log names no cause"
-    return Failure(headline, (*advice, "l shows its log"), evidence)
+        return Failure(f"{log_problem}; the server {ended}", full, evidence)
+    return Failure(f"The server {ended}; its log names no cause", (), evidence)
 
 
 def _ending(code: int | None) -> str:
     if code is None:
         return "ended"
+    if code == -signal.SIGKILL:
+        return "was killed (SIGKILL: by hand or for lack of memory)"
     with suppress(ValueError):
         if code < 0:
             return f"was killed ({signal.Signals(-code).name})"

@@ -1,5 +1,7 @@
 """Verdict rules about what runs, what is held and what is wrong; none about throughput."""
 
+import re
+
 from kvctl.core.domain.gpus import GpuDevice, GpuView
 from kvctl.core.domain.run import RunState
 from kvctl.core.domain.scene import STALE_AFTER_S, Scene, done_at, is_changing, load_of
@@ -9,6 +11,8 @@ from kvctl.core.domain.verdict import Verdict, VerdictWord, Why
 
 UNEXPLAINED_BYTES = 2 << 30
 FAILED_SHARE = 0.05
+_NUMBERED = re.compile(r"\d+  ")
+"""A line of evidence that the log can be opened at; the last line of a silent end is none."""
 
 
 def failed(scene: Scene) -> Verdict | None:
@@ -27,7 +31,8 @@ def failed(scene: Scene) -> Verdict | None:
 def _where_to_look(scene: Scene, server: Server) -> str:
     """Return the next steps for a failure without advice: only what is there to look at."""
     looks = []
-    if server.failure is not None and server.failure.evidence:
+    evidence = server.failure.evidence if server.failure is not None else ()
+    if any(map(_NUMBERED.match, evidence)):
         looks.append("l shows the log at the cause")
     elif server.log_path:
         looks.append("l shows its log")

@@ -253,7 +253,7 @@ def scheduler_killed(bench: Bench) -> Round:
     old = bench.place.server()["pid"]
     begin(bench, "cpu-tiny-2x")
     new_scheduler(bench, old).kill()
-    shown = card_of(bench, "(?:a process of the server|a rank|the server process) ")
+    shown = card_of(bench, "(?:a process of the server|a rank|the server) ")
     return Round("SIGKILL of the scheduler during load", shown, back(bench))
 
 

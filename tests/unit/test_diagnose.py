@@ -112,6 +112,7 @@ def test_a_draining_server_without_work_is_not_called_ready() -> None:
         ("/logs/a.log", (), None, "l shows its log, S starts it again"),
         ("/logs/a.log", (), "b88", "b goes back to b88, l shows its log"),
         ("/logs/a.log", ("7  E: x",), None, "l shows the log at the cause, S starts it again"),
+        ("/logs/a.log", ("the last line",), "b88", "b goes back to b88, l shows its log"),
         ("/logs/a.log", ("7  E: x",), "b88", "b goes back to b88, l shows the log at the cause"),
     ],
 )
