@@ -18,12 +18,11 @@ from kvctl.core.domain.launch_plan import LaunchPlan
 from kvctl.core.domain.membership import LAUNCH_MARK
 from kvctl.core.domain.presets import Preset
 from kvctl.core.domain.server import Failure, StageState
-from kvctl.core.domain.startfailure import silent_end
 from kvctl.core.domain.startup import stages_of
 from kvctl.core.domain.units import duration, thousands
 from kvctl.core.ports import GenerateRequest, Generator, TransportFailed
 from kvctl.core.servers.flag_asking import CatalogueCache
-from kvctl.core.servers.launch import Launched, log_trouble
+from kvctl.core.servers.launch import Launched
 from kvctl.core.servers.ledger import LaunchRecord, Ledger
 from kvctl.core.servers.preflight import check, may_start
 from kvctl.core.servers.preflight_facts import Surroundings, gather_facts
@@ -203,14 +202,11 @@ def _tell_lateness(host: Host, feed: EventFeed, watch: ServerWatch, lateness: La
 def _raise_if_dead(host: Host, watch: ServerWatch) -> None:
     if is_detached(host, watch):
         return
-    code = watch.exit_code()
-    if code is None and watch.is_alive() is not False:
+    if watch.exit_code() is None and watch.is_alive() is not False:
         return
     watch.tick()
     _show_stages(watch)
-    failure = watch.failure or silent_end(
-        code, watch.last_line, log_trouble(watch.record.log_path or "")
-    )
+    failure = watch.failure or watch.silent_end()
     at = watch.stages.doing or "process"
     elapsed = host.clock.monotonic() - (_started_at(watch) or host.clock.monotonic())
     watch.failure = replace(failure, stage=at, after_s=elapsed)

@@ -146,18 +146,19 @@ class ServerWatch(ServerSources):
 
     def _card(self) -> Failure | None:
         """Return the failure with what happens next; None where nothing failed."""
-        failure = self.failure or self._silent_end()
+        is_unasked = not (self.is_stop_asked or self.is_draining)
+        failure = self.failure
+        if failure is None and is_unasked and self.exit_code() is not None:
+            failure = self.silent_end()
         if self.state is not ServerState.FAILED or not self.next_step:
             return failure
         card = failure or Failure(self.state_reason)
         return replace(card, advice=(self.next_step, *card.advice))
 
-    def _silent_end(self) -> Failure | None:
-        """Return how a child of ours ended unasked; its log may tell the cause yet."""
-        code = self.exit_code()
-        if code is None or self.is_stop_asked or self.is_draining:
-            return None
-        return silent_end(code, self.last_line, log_trouble(self.record.log_path or ""))
+    def silent_end(self) -> Failure:
+        """Return the card of a process that is over as long as its log tells no cause."""
+        trouble = log_trouble(self.record.log_path or "")
+        return silent_end(self.exit_code(), self.last_line, trouble)
 
     def exit_code(self) -> int | None:
         """Return the exit status (negative: signal); None while it runs or is no child of ours."""

@@ -10,8 +10,6 @@ from enum import StrEnum
 from kvctl.core.domain.figures import Figure, unknown
 from kvctl.core.domain.proofs import GpuProof
 
-_TITLE_ROOM = 60
-
 
 @dataclass(frozen=True, slots=True)
 class DeviceProcess:
@@ -241,6 +239,6 @@ class GpuView:
         return next((proof for proof in self.proofs if proof.uuid == uuid), None)
 
 
-def short_title(title: str) -> str:
+def short_title(title: str, room: int = 60) -> str:
     """Return a process title as it is quoted in a line of text, its end left out as "…"."""
-    return title if len(title) <= _TITLE_ROOM else f"{title[: _TITLE_ROOM - 1]}…"
+    return title if len(title) <= room else f"{title[: room - 1]}…"

@@ -67,9 +67,11 @@ class Failure:
     """One sentence."""
     advice: tuple[str, ...] = ()
     evidence: tuple[str, ...] = ()
-    """Log lines, each "N  text"; of an end without a cause its last line, without a number."""
+    """Log lines, each "N  text"; of a silent end the log's last line."""
     stage: str | None = None
     after_s: float | None = None
+    is_silent: bool = False
+    """The log names no cause."""
 
 
 @dataclass(frozen=True, slots=True)

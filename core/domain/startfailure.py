@@ -55,8 +55,9 @@ def silent_end(code: int | None, last_line: str | None, log_problem: str | None)
     evidence = (last_line,) if last_line else ()
     if log_problem is not None:
         full = ("free space there: without its log no cause can be told", "then start it again")
-        return Failure(f"{log_problem}; the server {ended}", full, evidence)
-    return Failure(f"The server {ended}; its log names no cause", (), evidence)
+        return Failure(f"{log_problem}; the server {ended}", full, evidence, is_silent=True)
+    told = f"The server {ended}; its log names no cause"
+    return Failure(told, (), evidence, is_silent=True)
 
 
 def _ending(code: int | None) -> str:

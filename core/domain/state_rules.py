@@ -1,8 +1,6 @@
 """Verdict rules about what runs, what is held and what is wrong; none about throughput."""
 
-import re
-
-from kvctl.core.domain.gpus import GpuDevice, GpuView
+from kvctl.core.domain.gpus import GpuDevice, GpuView, short_title
 from kvctl.core.domain.run import RunState
 from kvctl.core.domain.scene import STALE_AFTER_S, Scene, done_at, is_changing, load_of
 from kvctl.core.domain.server import Server, ServerState, StageState
@@ -11,8 +9,6 @@ from kvctl.core.domain.verdict import Verdict, VerdictWord, Why
 
 UNEXPLAINED_BYTES = 2 << 30
 FAILED_SHARE = 0.05
-_NUMBERED = re.compile(r"\d+  ")
-"""A line of evidence that the log can be opened at; the last line of a silent end is none."""
 
 
 def failed(scene: Scene) -> Verdict | None:
@@ -31,8 +27,8 @@ def failed(scene: Scene) -> Verdict | None:
 def _where_to_look(scene: Scene, server: Server) -> str:
     """Return the next steps for a failure without advice: only what is there to look at."""
     looks = []
-    evidence = server.failure.evidence if server.failure is not None else ()
-    if any(map(_NUMBERED.match, evidence)):
+    failure = server.failure
+    if failure is not None and failure.evidence and not failure.is_silent:
         looks.append("l shows the log at the cause")
     elif server.log_path:
         looks.append("l shows its log")
@@ -59,12 +55,16 @@ def leftovers(scene: Scene) -> Verdict | None:
     first = scene.gpus.leftovers[0]
     more = len(scene.gpus.leftovers) - 1
     sentence = (
-        f"GPU {first.gpu_index} is not clean: leftover {_short(first.title)} pid {first.pid} "
-        f"({first.evidence}) holds {mib(first.memory_bytes)}"
+        f"GPU {first.gpu_index} is not clean: leftover {short_title(first.title, 40)} "
+        f"pid {first.pid} ({first.evidence}) holds {mib(first.memory_bytes)}"
     )
     sentence += f", and {more} more." if more else "."
     why = tuple(
-        Why(f"GPU {h.gpu_index}", f"{h.pid} {_short(h.title)} {mib(h.memory_bytes)}", h.evidence)
+        Why(
+            f"GPU {h.gpu_index}",
+            f"{h.pid} {short_title(h.title, 40)} {mib(h.memory_bytes)}",
+            h.evidence,
+        )
         for h in scene.gpus.leftovers
     )
     return Verdict(VerdictWord.ACT, sentence, "K kill it and prove clean", why)
@@ -216,7 +216,3 @@ def _gpu_words(gpus: GpuView) -> str:
     held = {holder.gpu_index for holder in gpus.holders}
     clean = len([device for device in usable if device.index not in held])
     return f"{clean} of {len(gpus.devices)} GPUs without a holder."
-
-
-def _short(title: str) -> str:
-    return title if len(title) <= 40 else title[:39] + "…"

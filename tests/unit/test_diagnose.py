@@ -11,6 +11,7 @@ from kvctl.core.domain.run import Partition, PartitionState, Run, RunState
 from kvctl.core.domain.scene import Scene
 from kvctl.core.domain.server import Decode, Failure, Server, ServerState
 from kvctl.core.domain.snapshot import PresetSummary
+from kvctl.core.domain.startfailure import silent_end
 from kvctl.core.domain.verdict import VerdictWord
 
 NOW = 5000.0
@@ -112,7 +113,6 @@ def test_a_draining_server_without_work_is_not_called_ready() -> None:
         ("/logs/a.log", (), None, "l shows its log, S starts it again"),
         ("/logs/a.log", (), "b88", "b goes back to b88, l shows its log"),
         ("/logs/a.log", ("7  E: x",), None, "l shows the log at the cause, S starts it again"),
-        ("/logs/a.log", ("the last line",), "b88", "b goes back to b88, l shows its log"),
         ("/logs/a.log", ("7  E: x",), "b88", "b goes back to b88, l shows the log at the cause"),
     ],
 )
@@ -124,6 +124,15 @@ def test_a_failure_promises_a_log_a_line_in_it_and_a_way_back_only_where_they_ar
         "main", "http://x", ServerState.FAILED, NOW - 9, log_path=log_path, failure=failure
     )
     assert diagnose(scene(silent, last_good_preset=good))[0].lever == lever
+
+
+def test_a_silent_end_promises_no_line_that_its_log_could_be_opened_at() -> None:
+    failure = silent_end(-9, "the last line", None)
+    silent = Server(
+        "main", "http://x", ServerState.FAILED, NOW - 9, log_path="/logs/a.log", failure=failure
+    )
+    first = diagnose(scene(silent, last_good_preset="b88"))[0]
+    assert first.lever == "b goes back to b88, l shows its log"
 
 
 def test_memory_without_a_holder_is_not_offered_for_a_kill() -> None:

@@ -222,7 +222,7 @@ def test_a_lost_peer_is_told_however_the_socket_ended(told: str) -> None:
 def test_an_end_without_a_word_is_named_by_its_signal(code: int | None, told: str) -> None:
     found = silent_end(code, "the last line", None)
     assert found.headline == f"The server {told}; its log names no cause"
-    assert found.evidence == ("the last line",)
+    assert found.evidence == ("the last line",) and found.is_silent
     assert not found.advice  # the verdict names the keys that there are
 
 
