@@ -38,7 +38,7 @@ def test_a_container_runs_again_in_the_foreground_with_its_gpus_volumes_and_port
         *("docker", "run", "--rm", "--name", "kimi", "--gpus", '"device=4,5,6,7"'),
         *("--shm-size", "34359738368", "--ulimit", "memlock=-1:-1", "--cap-add", "SYS_PTRACE"),
         *("-p", "127.0.0.1:31000:31000"),
-        *("-v", "/data/models:/models:ro", "-v", "hf-cache:/root/.cache/huggingface"),
+        *("-v", "/data/models:/models:ro", "-v", "hf-cache:/models/hub"),
         *("-w", "/sgl-workspace", "-e", "CUDA_VISIBLE_DEVICES=0,1,2,3"),
         *("-e", "HF_TOKEN", "-e", "NCCL_DEBUG"),
         *("--entrypoint", "/opt/nvidia/nvidia_entrypoint.sh", "lmsysorg/sglang:v0.5.10"),
