@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from kvctl.core.document_figures import Document, figures_document
-from kvctl.core.domain.agreement import Comparison
 from kvctl.core.domain.events import Event
 from kvctl.core.domain.figures import Figure
-from kvctl.core.domain.run import Partition, Run
-from kvctl.core.domain.server import Decode, Failure, Server, Stage
+from kvctl.core.domain.runs.run import Partition, Run
+from kvctl.core.domain.servers.server import Decode, Failure, Server, Stage
 from kvctl.core.domain.snapshot import OperatingPoint, PresetSummary, Snapshot
+from kvctl.core.domain.telemetry.agreement import Comparison
 from kvctl.core.domain.verdict import Verdict
 from kvctl.core.gpu_documents import gpus_document
 

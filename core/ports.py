@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from kvctl.core.domain.gpus import GpuReading, ProcessFacts, ProcessIdentity
-from kvctl.core.domain.loglines import LogRecord
-from kvctl.core.domain.telemetry import LoadsReading, MetricsReading, ServerInfo
+from kvctl.core.domain.gpus.devices import GpuReading, ProcessFacts, ProcessIdentity
+from kvctl.core.domain.logs.lines import LogRecord
+from kvctl.core.domain.telemetry.readings import LoadsReading, MetricsReading, ServerInfo
 
 
 class ProbeFailed(Exception):

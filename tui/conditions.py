@@ -10,9 +10,9 @@ from kvctl.core.controller.commands import (
     ResumeRun,
     Throttle,
 )
-from kvctl.core.domain.holding import every_holder
-from kvctl.core.domain.run import Run, RunState
-from kvctl.core.domain.server import ServerState
+from kvctl.core.domain.gpus.holding import every_holder
+from kvctl.core.domain.runs.run import Run, RunState
+from kvctl.core.domain.servers.server import ServerState
 from kvctl.core.domain.snapshot import Snapshot
 from kvctl.tui.present.text import literal
 from kvctl.tui.present.view import View

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 
-from kvctl.core.domain.server import ServerState
+from kvctl.core.domain.servers.server import ServerState
 from kvctl.tui.conditions import has_live_server, needs_holder
 from kvctl.tui.present import holders, server
 from kvctl.tui.present.presets import in_order

@@ -14,7 +14,7 @@ from kvctl.core.controller.commands import (
     Throttle,
     WaitHow,
 )
-from kvctl.core.domain.gpus import HolderKind
+from kvctl.core.domain.gpus.devices import HolderKind
 from kvctl.core.domain.units import duration, kilo_tokens
 from kvctl.tui import runfiles
 from kvctl.tui.conditions import has_live_server

@@ -30,8 +30,8 @@ from kvctl.core.daemon.waiting import wait_for
 from kvctl.core.document_figures import Document
 from kvctl.core.documents import operating_points, run_document
 from kvctl.core.domain.errors import KvctlError, UsageError
-from kvctl.core.domain.gpus import ProcessIdentity
-from kvctl.core.domain.run import RunState
+from kvctl.core.domain.gpus.devices import ProcessIdentity
+from kvctl.core.domain.runs.run import RunState
 from kvctl.core.domain.snapshot import Snapshot
 from kvctl.core.probes.processes import HostProcesses
 from kvctl.core.sim.host import DemoHost, prepare_demo, scenario_names

@@ -16,7 +16,7 @@ from kvctl.core.daemon.lock import holder_pid, is_locked
 from kvctl.core.daemon.paths import file_system_kind, is_local_file_system
 from kvctl.core.daemon.spawn import running
 from kvctl.core.domain.errors import KvctlError
-from kvctl.core.domain.logtext import clean_line
+from kvctl.core.domain.logs.text import clean_line
 from kvctl.core.probes.nvml import NvmlSource
 from kvctl.core.probes.processes import HostProcesses
 from kvctl.core.servers.config import read_config

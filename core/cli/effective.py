@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 from kvctl.core.cli.render import one_line, table
 from kvctl.core.cli.session import Session
-from kvctl.core.domain.server import EffectiveFlag, Server
+from kvctl.core.domain.servers.server import EffectiveFlag, Server
 
 HEAD = ("flag", "now", "given", "default", "differs from")
 _DASH = "–"

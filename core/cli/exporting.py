@@ -10,15 +10,15 @@ from kvctl.core.cli.session import Session
 from kvctl.core.domain.errors import KvctlError, UsageError
 
 if TYPE_CHECKING:  # verbs that read nothing load none of it
-    from kvctl.core.runs.export import ExportRequest
-    from kvctl.core.runs.exported import ExportReport
-    from kvctl.core.runs.locating import RunPlace
+    from kvctl.core.runs.export.export import ExportRequest
+    from kvctl.core.runs.export.exported import ExportReport
+    from kvctl.core.runs.opening.locating import RunPlace
 
 
 def verify(session: Session) -> int:
     """Check the output against the inputs: every id exactly once; exit 1 if it is not so."""
-    from kvctl.core.runs.locating import spec_at
-    from kvctl.core.runs.verify import verify as check
+    from kvctl.core.runs.opening.locating import spec_at
+    from kvctl.core.runs.opening.verify import verify as check
 
     report = check(spec_at(_run_path(session)))
     if session.wants_json():
@@ -58,9 +58,9 @@ def _target(session: Session) -> Path | None:
 
 
 def _request(session: Session) -> "ExportRequest":
-    from kvctl.core.runs.export import ExportOrder, ExportRequest
-    from kvctl.core.runs.shapes import ExportFormat
-    from kvctl.core.runs.where import parse_where
+    from kvctl.core.runs.export.export import ExportOrder, ExportRequest
+    from kvctl.core.runs.export.where import parse_where
+    from kvctl.core.runs.outputs.shapes import ExportFormat
 
     words, target = session.words, _target(session)
     if words.where is not None:
@@ -76,8 +76,8 @@ def _request(session: Session) -> "ExportRequest":
 
 
 def _place(session: Session) -> "RunPlace":
-    from kvctl.core.runs.export import ExportOrder
-    from kvctl.core.runs.locating import RunPlace, locate, spec_at
+    from kvctl.core.runs.export.export import ExportOrder
+    from kvctl.core.runs.opening.locating import RunPlace, locate, spec_at
 
     path = _run_path(session)
     if session.words.order == ExportOrder.JOURNAL:
@@ -87,7 +87,7 @@ def _place(session: Session) -> "RunPlace":
 
 
 def _to_stdout(session: Session, place: "RunPlace", request: "ExportRequest") -> "ExportReport":
-    from kvctl.core.runs.export import export as write
+    from kvctl.core.runs.export.export import export as write
 
     out = _all_of_it(session.stdout.buffer)
     sink = _Terminal(out) if session.stdout.isatty() else out
@@ -109,10 +109,10 @@ def _all_of_it(out: BinaryIO) -> BinaryIO:
 def _to_file(
     target: Path, force: bool, place: "RunPlace", request: "ExportRequest"
 ) -> "ExportReport":
-    from kvctl.core.runs.export import export as write
-    from kvctl.core.runs.locating import refuse_target
-    from kvctl.core.runs.outfile import whole_file
-    from kvctl.core.runs.shapes import columns_of
+    from kvctl.core.runs.export.export import export as write
+    from kvctl.core.runs.export.outfile import whole_file
+    from kvctl.core.runs.opening.locating import refuse_target
+    from kvctl.core.runs.outputs.shapes import columns_of
 
     refuse_target(target, place)
     with whole_file(target, force=force, columns=columns_of(request.format)) as sink:
@@ -126,7 +126,7 @@ class _Terminal:
         self._out = out
 
     def write(self, data: bytes, /) -> int:
-        from kvctl.core.runs.shapes import ascii_line
+        from kvctl.core.runs.outputs.shapes import ascii_line
 
         return self._out.write(ascii_line(data))
 

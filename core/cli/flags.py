@@ -8,10 +8,10 @@ from kvctl.core.cli.effective import running_server, show_effective
 from kvctl.core.cli.preset_files import catalogues_of, store_of
 from kvctl.core.cli.session import Session
 from kvctl.core.domain.errors import KvctlError, UsageError
-from kvctl.core.domain.flags import FlagCatalogue, FlagSpec
-from kvctl.core.domain.launch_plan import LaunchPlan
-from kvctl.core.domain.preset_diff import flags_of, text_of
-from kvctl.core.domain.presets import Preset
+from kvctl.core.domain.presets.diff import flags_of, text_of
+from kvctl.core.domain.presets.flags import FlagCatalogue, FlagSpec
+from kvctl.core.domain.presets.launch_plan import LaunchPlan
+from kvctl.core.domain.presets.preset import Preset
 from kvctl.core.servers.flag_catalogue import InterpreterProblem, locate
 from kvctl.core.servers.preset_check import ask
 from kvctl.core.servers.preset_store import PresetStore

@@ -7,10 +7,10 @@ from kvctl.core.cli.render import one_line
 from kvctl.core.cli.session import Session
 from kvctl.core.controller.commands import ClearGpus, Command, KillProcesses
 from kvctl.core.domain.errors import KvctlError, UsageError
-from kvctl.core.domain.gpus import Holder, ProcessIdentity
-from kvctl.core.domain.holding import identity_of, shown_holders
+from kvctl.core.domain.gpus.devices import Holder, ProcessIdentity
+from kvctl.core.domain.gpus.holding import identity_of, shown_holders
+from kvctl.core.domain.gpus.supervisors import find_owner
 from kvctl.core.domain.snapshot import Snapshot
-from kvctl.core.domain.supervisors import find_owner
 from kvctl.core.domain.units import mib
 
 _TITLE = 60

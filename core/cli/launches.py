@@ -12,9 +12,9 @@ from kvctl.core.cli.render import past_line
 from kvctl.core.cli.session import Session
 from kvctl.core.controller.history_spans import spans
 from kvctl.core.domain.errors import UsageError
-from kvctl.core.domain.launches import LaunchRecord, best_points, find_launches
-from kvctl.core.domain.operating_point import OperatingPoint
-from kvctl.core.domain.serving_flags import ServingFlags
+from kvctl.core.domain.launches.launch import LaunchRecord, best_points, find_launches
+from kvctl.core.domain.launches.operating_point import OperatingPoint
+from kvctl.core.domain.presets.serving_flags import ServingFlags
 from kvctl.core.domain.units import day_time, duration, gib, kilo_tokens, thousands
 from kvctl.core.servers.ledger import Ledger
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from kvctl.core.domain.logtext import LIMIT, clean_line
+from kvctl.core.domain.logs.text import LIMIT, clean_line
 
 UNKNOWN = "–"
 

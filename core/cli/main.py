@@ -63,7 +63,7 @@ def _survive_any_locale() -> None:
 
 
 def _tell(message: str, status: int) -> int:
-    from kvctl.core.domain.logtext import clean_line
+    from kvctl.core.domain.logs.text import clean_line
 
     line = clean_line(" ".join(message.split()))
     print(f"kvctl: {line}", file=sys.stderr, flush=True)

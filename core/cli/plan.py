@@ -9,8 +9,8 @@ from kvctl.core.cli.lines import UNKNOWN, one_line, table
 from kvctl.core.cli.progress import tell_outcome
 from kvctl.core.cli.session import Session
 from kvctl.core.controller.commands import PlanPresets
-from kvctl.core.domain.plan import Part, Planned
-from kvctl.core.domain.prediction import EXACT_RATIO, Interval
+from kvctl.core.domain.capacity.prediction import EXACT_RATIO, Interval
+from kvctl.core.domain.launches.plan import Part, Planned
 from kvctl.core.domain.units import duration, gib, kilo_tokens, thousands
 
 

@@ -1,7 +1,7 @@
 """The files that preset verbs read: the operator's presets and rules, and kept help texts."""
 
 from kvctl.core.cli.session import Session
-from kvctl.core.domain.rules import Rule
+from kvctl.core.domain.presets.rules import Rule
 from kvctl.core.servers.config import Config, read_config
 from kvctl.core.servers.flag_asking import CatalogueCache
 from kvctl.core.servers.preset_check import Findings, ask, findings_of

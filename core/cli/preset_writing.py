@@ -12,10 +12,10 @@ from typing import Any
 from kvctl.core.cli.preset_files import checked, store_of
 from kvctl.core.cli.session import Session
 from kvctl.core.domain.errors import KvctlError, UsageError
-from kvctl.core.domain.preset_capture import Captured, document_of
-from kvctl.core.domain.preset_docker import preset_of_container
-from kvctl.core.domain.preset_systemd import Unit, parse_unit, preset_of_unit
-from kvctl.core.domain.server import Server
+from kvctl.core.domain.presets.capture import Captured, document_of
+from kvctl.core.domain.presets.docker import preset_of_container
+from kvctl.core.domain.presets.systemd import Unit, parse_unit, preset_of_unit
+from kvctl.core.domain.servers.server import Server
 from kvctl.core.servers.preset_edit import Edited, Key, key_of, value_of
 from kvctl.core.servers.preset_edit import set_keys as write_keys
 from kvctl.core.servers.preset_edit import unset_keys as remove_keys

@@ -7,12 +7,12 @@ from typing import Any
 from kvctl.core.cli.preset_files import checked, rules_of, store_of
 from kvctl.core.cli.session import Session
 from kvctl.core.domain.errors import KvctlError, UsageError
-from kvctl.core.domain.launch_plan import flag_words, redact
-from kvctl.core.domain.preset_capture import entry_of
-from kvctl.core.domain.preset_diff import Change, diff, diff_argv, text_of
-from kvctl.core.domain.presets import Preset, Setting
-from kvctl.core.domain.rules import Rule, refusals
-from kvctl.core.domain.server import LaunchFlag, Server
+from kvctl.core.domain.presets.capture import entry_of
+from kvctl.core.domain.presets.diff import Change, diff, diff_argv, text_of
+from kvctl.core.domain.presets.launch_plan import flag_words, redact
+from kvctl.core.domain.presets.preset import Preset, Setting
+from kvctl.core.domain.presets.rules import Rule, refusals
+from kvctl.core.domain.servers.server import LaunchFlag, Server
 from kvctl.core.servers.preset_store import ListedPreset
 from kvctl.core.servers.process_launch import read_launch
 

@@ -11,8 +11,8 @@ from kvctl.core.cli.lines import one_line as one_line
 from kvctl.core.cli.lines import table as table
 from kvctl.core.cli.render_gpus import gpu_lines
 from kvctl.core.domain.figures import Figure
-from kvctl.core.domain.run import Partition, Run
-from kvctl.core.domain.server import Server
+from kvctl.core.domain.runs.run import Partition, Run
+from kvctl.core.domain.servers.server import Server
 from kvctl.core.domain.snapshot import OperatingPoint, Snapshot
 from kvctl.core.domain.units import day_time, duration, gib, thousands
 

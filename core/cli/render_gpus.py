@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from kvctl.core.cli.lines import UNKNOWN, one_line, table
-from kvctl.core.domain.gpus import GpuDevice, GpuView, Holder
-from kvctl.core.domain.holding import every_holder, shown_holders, unexplained_bytes
+from kvctl.core.domain.gpus.devices import GpuDevice, GpuView, Holder
+from kvctl.core.domain.gpus.holding import every_holder, shown_holders, unexplained_bytes
 from kvctl.core.domain.snapshot import Snapshot
 from kvctl.core.domain.units import GIB, duration, gib, mib
 

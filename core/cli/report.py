@@ -18,9 +18,9 @@ from kvctl.core.cli.session import Session
 from kvctl.core.controller.commands import PlanPresets
 from kvctl.core.controller.history_spans import spans
 from kvctl.core.domain.errors import KvctlError
-from kvctl.core.domain.launches import LaunchRecord, best_points
-from kvctl.core.domain.plan import Planned
-from kvctl.core.domain.server import Server
+from kvctl.core.domain.launches.launch import LaunchRecord, best_points
+from kvctl.core.domain.launches.plan import Planned
+from kvctl.core.domain.servers.server import Server
 from kvctl.core.domain.snapshot import Snapshot
 from kvctl.core.domain.units import day_time, duration, thousands
 from kvctl.core.servers.ledger import Ledger

@@ -19,8 +19,8 @@ from kvctl.core.controller.commands import (
     WaitHow,
 )
 from kvctl.core.domain.errors import KvctlError
-from kvctl.core.domain.logtext import clean_line
-from kvctl.core.domain.server import Server
+from kvctl.core.domain.logs.text import clean_line
+from kvctl.core.domain.servers.server import Server
 from kvctl.core.domain.snapshot import Snapshot
 
 _CHUNK = 1 << 16

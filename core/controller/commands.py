@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from kvctl.core.domain.gpus import ProcessIdentity
+from kvctl.core.domain.gpus.devices import ProcessIdentity
 
 
 class WaitHow(StrEnum):

@@ -14,22 +14,22 @@ from typing import Any
 
 from kvctl.core.clock import within
 from kvctl.core.controller import commands as c
-from kvctl.core.controller.broken_off import BrokenOff
 from kvctl.core.controller.commands import Command, Outcome
-from kvctl.core.controller.crash_restarts import CrashRestarts
-from kvctl.core.controller.gpu_desk import FIRST_READ_S, PERIOD_S, GpuDesk
+from kvctl.core.controller.gpus.desk import FIRST_READ_S, PERIOD_S, GpuDesk
 from kvctl.core.controller.host import Host
-from kvctl.core.controller.launch_keeping import LaunchKeeper
-from kvctl.core.controller.live_cap import LiveCaps
+from kvctl.core.controller.launches.keeping import LaunchKeeper
+from kvctl.core.controller.launches.planner import Planner, plan_document
 from kvctl.core.controller.picture import Picture
-from kvctl.core.controller.planner import Planner, plan_document
 from kvctl.core.controller.preset_desk import PresetDesk
-from kvctl.core.controller.run_desk import RunDesk
-from kvctl.core.controller.run_levers import RunLevers
-from kvctl.core.controller.run_servers import RunServers
-from kvctl.core.controller.sequences import Sequences
-from kvctl.core.controller.server_desk import ServerDesk
-from kvctl.core.controller.server_watch import ServerWatch
+from kvctl.core.controller.runs.desk import RunDesk
+from kvctl.core.controller.runs.levers import RunLevers
+from kvctl.core.controller.runs.servers import RunServers
+from kvctl.core.controller.sequences.broken_off import BrokenOff
+from kvctl.core.controller.sequences.crash_restarts import CrashRestarts
+from kvctl.core.controller.sequences.sequences import Sequences
+from kvctl.core.controller.servers.desk import ServerDesk
+from kvctl.core.controller.servers.live_cap import LiveCaps
+from kvctl.core.controller.servers.watch import ServerWatch
 from kvctl.core.controller.state import StateFile
 from kvctl.core.controller.store import EventFeed, Store
 from kvctl.core.domain.errors import KvctlError

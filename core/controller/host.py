@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvctl.core.clock import Clock
-from kvctl.core.domain.membership import Me
-from kvctl.core.domain.rules import Rule
+from kvctl.core.domain.gpus.membership import Me
+from kvctl.core.domain.presets.rules import Rule
 from kvctl.core.ports import Engine, Generator, GpuSource, LogTail, Processes
 from kvctl.core.servers.config import Config, read_config
 from kvctl.core.servers.interpreters import Interpreters

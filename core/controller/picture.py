@@ -5,21 +5,21 @@ from dataclasses import dataclass, field, replace
 
 from kvctl.core.controller.history import OF_SERVER, History, shown_series
 from kvctl.core.controller.host import Host
-from kvctl.core.controller.operating import KEPT, OperatingLog, steady_rates
-from kvctl.core.controller.planner import belongs_to
-from kvctl.core.controller.server_records import same_url
+from kvctl.core.controller.launches.operating import KEPT, OperatingLog, steady_rates
+from kvctl.core.controller.launches.planner import belongs_to
+from kvctl.core.controller.servers.records import same_url
 from kvctl.core.controller.store import EventFeed
-from kvctl.core.domain.balance import Balance, Moment, contradiction, fold_moment
-from kvctl.core.domain.diagnose import diagnose
+from kvctl.core.domain.diagnosis.diagnose import diagnose
+from kvctl.core.domain.diagnosis.scene import Scene
 from kvctl.core.domain.errors import KvctlError
 from kvctl.core.domain.figures import Figure, unknown
-from kvctl.core.domain.gpus import GpuView
-from kvctl.core.domain.operating_point import OperatingPoint
-from kvctl.core.domain.rules import Rule, refusals
-from kvctl.core.domain.run import Run
-from kvctl.core.domain.scene import Scene
-from kvctl.core.domain.server import Server
+from kvctl.core.domain.gpus.devices import GpuView
+from kvctl.core.domain.launches.operating_point import OperatingPoint
+from kvctl.core.domain.presets.rules import Rule, refusals
+from kvctl.core.domain.runs.run import Run
+from kvctl.core.domain.servers.server import Server
 from kvctl.core.domain.snapshot import PresetSummary, Snapshot
+from kvctl.core.domain.telemetry.balance import Balance, Moment, contradiction, fold_moment
 from kvctl.core.domain.verdict import Verdict, VerdictWord
 from kvctl.core.servers.ledger import Ledger
 from kvctl.core.servers.preset_store import ListedPreset

@@ -13,7 +13,7 @@ import msgspec
 
 from kvctl.core.controller.commands import WaitHow
 from kvctl.core.domain.errors import KvctlError
-from kvctl.core.domain.server import Stage, StageState
+from kvctl.core.domain.servers.server import Stage, StageState
 
 
 @dataclass(slots=True)

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from kvctl.core.clock import Clock
-from kvctl.core.domain.run import RunState
-from kvctl.core.domain.server import ServerState
+from kvctl.core.domain.runs.run import RunState
+from kvctl.core.domain.servers.server import ServerState
 from kvctl.core.domain.snapshot import Snapshot
 
 _RESTING_RUNS = {RunState.FINISHED, RunState.FAILED}

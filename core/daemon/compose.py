@@ -14,7 +14,7 @@ from kvctl.core.probes.log_tail import FileLogTail
 from kvctl.core.probes.nvml import NvmlSource
 from kvctl.core.probes.processes import HostProcesses, read_me
 from kvctl.core.probes.sglang_http import SglangEngine
-from kvctl.core.runs.transport import AiohttpGenerator
+from kvctl.core.runs.sending.transport import AiohttpGenerator
 from kvctl.core.servers.config import read_config
 from kvctl.core.servers.launch import Launcher
 from kvctl.core.servers.preset_store import PresetStore, preset_folders

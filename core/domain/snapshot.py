@@ -3,11 +3,11 @@
 from dataclasses import dataclass, field
 
 from kvctl.core.domain.events import Event
-from kvctl.core.domain.gpus import GpuView
-from kvctl.core.domain.operating_point import OperatingPoint as OperatingPoint
-from kvctl.core.domain.plan import Planned
-from kvctl.core.domain.run import Run
-from kvctl.core.domain.server import Server
+from kvctl.core.domain.gpus.devices import GpuView
+from kvctl.core.domain.launches.operating_point import OperatingPoint as OperatingPoint
+from kvctl.core.domain.launches.plan import Planned
+from kvctl.core.domain.runs.run import Run
+from kvctl.core.domain.servers.server import Server
 from kvctl.core.domain.verdict import Verdict
 
 

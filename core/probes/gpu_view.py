@@ -10,10 +10,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol, TypeVar, runtime_checkable
 
 from kvctl.core.clock import Clock, within
-from kvctl.core.domain.gpus import GpuReading, GpuView, Holder, ProcessFacts, ProcessIdentity
-from kvctl.core.domain.holders import HostFacts, classify, off_gpu, stray_pids
-from kvctl.core.domain.membership import KnownServer, LaunchState, Me
-from kvctl.core.domain.supervisors import Owner, find_owner
+from kvctl.core.domain.gpus.devices import (
+    GpuReading,
+    GpuView,
+    Holder,
+    ProcessFacts,
+    ProcessIdentity,
+)
+from kvctl.core.domain.gpus.holders import HostFacts, classify, off_gpu, stray_pids
+from kvctl.core.domain.gpus.membership import KnownServer, LaunchState, Me
+from kvctl.core.domain.gpus.supervisors import Owner, find_owner
 from kvctl.core.ports import GpuSource, Processes
 
 T = TypeVar("T")

@@ -2,8 +2,8 @@
 
 from collections.abc import Awaitable, Callable
 
-from kvctl.core.domain.loads import loads_of_info, parse_get_load, parse_v1_loads
-from kvctl.core.domain.telemetry import LoadsReading, ServerInfo
+from kvctl.core.domain.telemetry.loads import loads_of_info, parse_get_load, parse_v1_loads
+from kvctl.core.domain.telemetry.readings import LoadsReading, ServerInfo
 from kvctl.core.ports import ProbeFailed
 
 GetJson = Callable[[str], Awaitable[object]]

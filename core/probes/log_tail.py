@@ -9,8 +9,8 @@ import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from kvctl.core.domain.loglines import LogKind, LogRecord
-from kvctl.core.domain.logscan import parse_line
+from kvctl.core.domain.logs.lines import LogKind, LogRecord
+from kvctl.core.domain.logs.scan import parse_line
 
 ATTACH_BYTES = 256 * 1024
 """How much of an existing file is read on attach."""

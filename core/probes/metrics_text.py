@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from kvctl.core.domain.metrics import Sample, merge_samples
-from kvctl.core.domain.telemetry import MetricsReading
+from kvctl.core.domain.telemetry.metrics import Sample, merge_samples
+from kvctl.core.domain.telemetry.readings import MetricsReading
 
 _TYPE = re.compile(r"^# TYPE (\S+) (\w+)", re.MULTILINE)
 _UNREADABLE = (ValueError, IndexError, KeyError, TypeError, AttributeError)

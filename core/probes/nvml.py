@@ -13,7 +13,7 @@ from typing import Any
 import pynvml
 
 from kvctl.core.domain.figures import Figure
-from kvctl.core.domain.gpus import GpuDevice, GpuReading
+from kvctl.core.domain.gpus.devices import GpuDevice, GpuReading
 from kvctl.core.probes.nvml_device import SOURCE, DeviceReader
 from kvctl.core.probes.nvml_words import error_words, init_problem
 from kvctl.core.probes.nvml_xid import KMSG, XidWatch

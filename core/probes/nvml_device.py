@@ -12,7 +12,7 @@ from typing import Any
 import pynvml
 
 from kvctl.core.domain.figures import Figure
-from kvctl.core.domain.gpus import DeviceProcess, GpuDevice, MigInstance
+from kvctl.core.domain.gpus.devices import DeviceProcess, GpuDevice, MigInstance
 from kvctl.core.probes.nvml_words import error_words, is_fatal, throttle_words
 
 SOURCE = "nvml"

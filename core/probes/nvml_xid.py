@@ -13,7 +13,7 @@ from typing import Any
 
 import pynvml
 
-from kvctl.core.domain.gpus import XidError
+from kvctl.core.domain.gpus.devices import XidError
 from kvctl.core.probes.nvml_words import error_words
 
 KMSG = Path("/dev/kmsg")

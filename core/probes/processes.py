@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from kvctl.core.domain.gpus import ProcessFacts, ProcessIdentity
-from kvctl.core.domain.membership import LAUNCH_MARK, Me
+from kvctl.core.domain.gpus.devices import ProcessFacts, ProcessIdentity
+from kvctl.core.domain.gpus.membership import LAUNCH_MARK, Me
 
 _DEVICE = re.compile(r"^/dev/nvidia(\d+)$")
 _MAPPED_DEVICE = re.compile(rb"/dev/nvidia(\d+)$", re.MULTILINE)

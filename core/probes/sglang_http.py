@@ -11,8 +11,8 @@ import httpx
 
 from kvctl.core.clock import Clock
 from kvctl.core.domain.jsonfields import as_list, as_mapping, text
-from kvctl.core.domain.serverinfo import parse_server_info
-from kvctl.core.domain.telemetry import LoadsReading, MetricsReading, ServerInfo
+from kvctl.core.domain.telemetry.readings import LoadsReading, MetricsReading, ServerInfo
+from kvctl.core.domain.telemetry.server_info import parse_server_info
 from kvctl.core.domain.versions import is_at_least
 from kvctl.core.ports import ProbeFailed
 from kvctl.core.probes.loads_ladder import LoadsLadder

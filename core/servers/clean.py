@@ -8,10 +8,10 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
 from kvctl.core.clock import Clock
-from kvctl.core.domain.cleanness import prove
-from kvctl.core.domain.gpus import GpuView, ProcessIdentity
-from kvctl.core.domain.holding import describe
-from kvctl.core.domain.proofs import GpuProof
+from kvctl.core.domain.gpus.cleanness import prove
+from kvctl.core.domain.gpus.devices import GpuView, ProcessIdentity
+from kvctl.core.domain.gpus.holding import describe
+from kvctl.core.domain.gpus.proofs import GpuProof
 
 POLL_S = 0.5
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from kvctl.core.domain.errors import ConfigError
-from kvctl.core.domain.health import STALL_AFTER_S
-from kvctl.core.domain.presets import dashed
-from kvctl.core.domain.rules import Rule
-from kvctl.core.domain.throttle_parameters import ThrottleParameters
+from kvctl.core.domain.presets.preset import dashed
+from kvctl.core.domain.presets.rules import Rule
+from kvctl.core.domain.servers.health import STALL_AFTER_S
+from kvctl.core.domain.throttle.parameters import ThrottleParameters
 from kvctl.core.servers.limits import CrashRestart, StageLimits, read_crash, read_limits
 from kvctl.core.servers.throttle_settings import read_throttle
 

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvctl.core.domain.gpus import ProcessFacts, ProcessIdentity
-from kvctl.core.domain.launch_plan import DEFAULT_HOST, DEFAULT_PORT, redact
-from kvctl.core.domain.preset_diff import flags_of_argv
-from kvctl.core.domain.presets import canonical
-from kvctl.core.domain.supervisors import Owner, container_of, find_owner
+from kvctl.core.domain.gpus.devices import ProcessFacts, ProcessIdentity
+from kvctl.core.domain.gpus.supervisors import Owner, container_of, find_owner
+from kvctl.core.domain.presets.diff import flags_of_argv
+from kvctl.core.domain.presets.launch_plan import DEFAULT_HOST, DEFAULT_PORT, redact
+from kvctl.core.domain.presets.preset import canonical
 from kvctl.core.ports import Processes
 
 SIMULATED_MODULE = "kvctl.core.sim.server"

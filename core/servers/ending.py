@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from kvctl.core.clock import Clock
-from kvctl.core.domain.gpus import ProcessFacts, ProcessIdentity, short_title
-from kvctl.core.domain.launch_groups import members_of
-from kvctl.core.domain.membership import KnownServer
+from kvctl.core.domain.gpus.devices import ProcessFacts, ProcessIdentity, short_title
+from kvctl.core.domain.gpus.launch_groups import members_of
+from kvctl.core.domain.gpus.membership import KnownServer
 from kvctl.core.ports import Processes
 
 POLL_S = 0.1

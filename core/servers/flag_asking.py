@@ -14,10 +14,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kvctl.core.domain.flag_help import read_help
-from kvctl.core.domain.flags import FlagCatalogue
-from kvctl.core.domain.help_command import VERSION_MARK, HelpCommand, of_interpreter
-from kvctl.core.domain.launch_plan import LaunchPlan
+from kvctl.core.domain.presets.flag_help import read_help
+from kvctl.core.domain.presets.flags import FlagCatalogue
+from kvctl.core.domain.presets.help_command import VERSION_MARK, HelpCommand, of_interpreter
+from kvctl.core.domain.presets.launch_plan import LaunchPlan
 from kvctl.core.servers.flag_catalogue import Installed, read_catalogue
 
 UNKNOWN = "unknown"

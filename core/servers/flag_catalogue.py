@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvctl.core.domain.flags import FlagCatalogue, FlagKind, FlagSpec
+from kvctl.core.domain.presets.flags import FlagCatalogue, FlagKind, FlagSpec
 from kvctl.core.servers.flag_source import Constants, read_add_argument, read_field
 
 _LOCATE = """

@@ -13,8 +13,15 @@ from typing import Any
 
 import yaml
 
-from kvctl.core.domain.preset_text import is_secret_flag, secret_advice
-from kvctl.core.domain.presets import InvalidPreset, Origin, PresetProblem, Setting, Value, dashed
+from kvctl.core.domain.presets.preset import (
+    InvalidPreset,
+    Origin,
+    PresetProblem,
+    Setting,
+    Value,
+    dashed,
+)
+from kvctl.core.domain.presets.text import is_secret_flag, secret_advice
 
 _SUFFIXES = (".yaml", ".yml")
 

@@ -9,7 +9,7 @@ import ast
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from kvctl.core.domain.flags import FlagKind, FlagSpec
+from kvctl.core.domain.presets.flags import FlagKind, FlagSpec
 
 _KINDS = {
     "int": FlagKind.INTEGER,

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from kvctl.core.clock import Clock
 from kvctl.core.domain.errors import KvctlError
-from kvctl.core.domain.gpus import ProcessIdentity
-from kvctl.core.domain.launch_plan import LaunchPlan
+from kvctl.core.domain.gpus.devices import ProcessIdentity
+from kvctl.core.domain.presets.launch_plan import LaunchPlan
 
 _POLL_S = 0.1
 _LEAST_FREE_BYTES = 64 << 10

@@ -12,11 +12,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from kvctl.core.domain.capacity.prediction import Interval
 from kvctl.core.domain.errors import KvctlError
-from kvctl.core.domain.launches import LaunchRecord as LaunchRecord
-from kvctl.core.domain.launches import fold_line
-from kvctl.core.domain.operating_point import OperatingPoint
-from kvctl.core.domain.prediction import Interval
+from kvctl.core.domain.launches.launch import LaunchRecord as LaunchRecord
+from kvctl.core.domain.launches.launch import fold_line
+from kvctl.core.domain.launches.operating_point import OperatingPoint
 
 
 class LedgerUnwritable(KvctlError):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kvctl.core.domain.errors import ConfigError
-from kvctl.core.domain.logstages import GRAPHS, KV_POOL, PROCESS, WEIGHTS
+from kvctl.core.domain.logs.stages import GRAPHS, KV_POOL, PROCESS, WEIGHTS
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,11 +13,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvctl.core.domain.capacity.model_shape import ModelShape, parse_shape, text_config
+from kvctl.core.domain.capacity.model_weights import Weights, sorted_weights, unsorted_weights
+from kvctl.core.domain.capacity.weight_estimate import estimate_weights, is_quantized
 from kvctl.core.domain.errors import UsageError
 from kvctl.core.domain.jsonfields import Json, as_list, as_mapping, text
-from kvctl.core.domain.model_shape import ModelShape, parse_shape, text_config
-from kvctl.core.domain.model_weights import Weights, sorted_weights, unsorted_weights
-from kvctl.core.domain.weight_estimate import estimate_weights, is_quantized
 
 _LENGTH_BYTES = 8
 _LARGEST_TABLE = 100_000_000

@@ -11,14 +11,14 @@ from itertools import takewhile
 from pathlib import Path
 
 from kvctl.core.clock import Clock
+from kvctl.core.domain.capacity.free_memory import GpuRoom
 from kvctl.core.domain.errors import KvctlError
-from kvctl.core.domain.free_memory import GpuRoom
-from kvctl.core.domain.gpus import GpuDevice, GpuView, HolderKind
-from kvctl.core.domain.launch_plan import LaunchPlan
-from kvctl.core.domain.launches import LaunchRecord, model_key
-from kvctl.core.domain.plan import Candidate
-from kvctl.core.domain.rules import Rule, refusals, refusals_of_argv
-from kvctl.core.domain.serving_flags import ServingFlags, flags_of_settings
+from kvctl.core.domain.gpus.devices import GpuDevice, GpuView, HolderKind
+from kvctl.core.domain.launches.launch import LaunchRecord, model_key
+from kvctl.core.domain.launches.plan import Candidate
+from kvctl.core.domain.presets.launch_plan import LaunchPlan
+from kvctl.core.domain.presets.rules import Rule, refusals, refusals_of_argv
+from kvctl.core.domain.presets.serving_flags import ServingFlags, flags_of_settings
 from kvctl.core.ports import Processes
 from kvctl.core.servers.flag_catalogue import InterpreterProblem, locate
 from kvctl.core.servers.model_folder import ModelFolder, find_model_folder, read_model_folder

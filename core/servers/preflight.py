@@ -7,12 +7,12 @@ well, what to do. A "fail" keeps the old server running; a "warn" is the operato
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from kvctl.core.domain.flags import FlagCatalogue, Severity, check_flags
-from kvctl.core.domain.gpus import short_title
-from kvctl.core.domain.launch_plan import LaunchPlan
-from kvctl.core.domain.preset_diff import flags_of_argv, numerics_of
-from kvctl.core.domain.presets import Preset, Value, canonical
-from kvctl.core.domain.rules import Rule, refusals, refusals_of_argv
+from kvctl.core.domain.gpus.devices import short_title
+from kvctl.core.domain.presets.diff import flags_of_argv, numerics_of
+from kvctl.core.domain.presets.flags import FlagCatalogue, Severity, check_flags
+from kvctl.core.domain.presets.launch_plan import LaunchPlan
+from kvctl.core.domain.presets.preset import Preset, Value, canonical
+from kvctl.core.domain.presets.rules import Rule, refusals, refusals_of_argv
 from kvctl.core.domain.units import GIB, gib, mib
 from kvctl.core.servers.discover import SIMULATED_MODULE
 from kvctl.core.servers.preflight_gpus import gpu_lines, ranks_of

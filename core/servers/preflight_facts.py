@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kvctl.core.domain.gpus import GpuView, ProcessFacts
-from kvctl.core.domain.launch_plan import LaunchPlan
+from kvctl.core.domain.gpus.devices import GpuView, ProcessFacts
+from kvctl.core.domain.presets.launch_plan import LaunchPlan
 from kvctl.core.ports import Processes
 from kvctl.core.servers.flag_catalogue import Installed, InterpreterProblem
 from kvctl.core.servers.interpreters import Interpreters

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from kvctl.core.domain.gpus import GpuDevice, GpuView, Holder, HolderKind
-from kvctl.core.domain.launch_plan import LaunchPlan
-from kvctl.core.domain.presets import Value
+from kvctl.core.domain.gpus.devices import GpuDevice, GpuView, Holder, HolderKind
+from kvctl.core.domain.presets.launch_plan import LaunchPlan
+from kvctl.core.domain.presets.preset import Value
 from kvctl.core.domain.units import GIB, mib
 
 Line = tuple[str, str, str]

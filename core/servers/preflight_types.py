@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from kvctl.core.domain.gpus import GpuView, ProcessIdentity
+from kvctl.core.domain.gpus.devices import GpuView, ProcessIdentity
 from kvctl.core.servers.flag_catalogue import Installed
 
 

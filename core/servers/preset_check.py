@@ -3,10 +3,10 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from kvctl.core.domain.flags import Severity, check_flags
-from kvctl.core.domain.launch_plan import LaunchPlan
-from kvctl.core.domain.presets import InvalidPreset
-from kvctl.core.domain.rules import Rule, refusals
+from kvctl.core.domain.presets.flags import Severity, check_flags
+from kvctl.core.domain.presets.launch_plan import LaunchPlan
+from kvctl.core.domain.presets.preset import InvalidPreset
+from kvctl.core.domain.presets.rules import Rule, refusals
 from kvctl.core.servers.discover import SIMULATED_MODULE
 from kvctl.core.servers.flag_asking import CatalogueCache, Told
 from kvctl.core.servers.flag_catalogue import InterpreterProblem, locate

@@ -16,9 +16,8 @@ from typing import Any
 import tomli_w
 
 from kvctl.core.domain.errors import PresetError
-from kvctl.core.domain.launch_plan import LaunchPlan, expand, missing_variables, render
-from kvctl.core.domain.preset_text import parse_preset
-from kvctl.core.domain.presets import (
+from kvctl.core.domain.presets.launch_plan import LaunchPlan, expand, missing_variables, render
+from kvctl.core.domain.presets.preset import (
     InvalidPreset,
     Preset,
     PresetProblem,
@@ -28,6 +27,7 @@ from kvctl.core.domain.presets import (
     over_flag_file,
     resolve,
 )
+from kvctl.core.domain.presets.text import parse_preset
 from kvctl.core.servers.flag_file import read_flag_file
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")

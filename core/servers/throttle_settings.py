@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from kvctl.core.domain.errors import ConfigError
-from kvctl.core.domain.throttle_parameters import ThrottleParameters
+from kvctl.core.domain.throttle.parameters import ThrottleParameters
 
 _SHARES = ("_usage", "usage_goal", "fill_seen", "probe_cut")
 """How the names end whose values are shares of a whole: nothing above 1 means anything."""

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kvctl.core.domain.figures import Figure
-from kvctl.core.domain.gpus import DeviceProcess, GpuDevice, GpuReading
+from kvctl.core.domain.gpus.devices import DeviceProcess, GpuDevice, GpuReading
 from kvctl.core.sim.folder import HostFolder, MemoryHolder
 from kvctl.core.sim.memory import DEVICE_MIB, DEVICE_NAME, DEVICES, IDLE_MIB, MIB
 

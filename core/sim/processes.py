@@ -6,7 +6,7 @@ Other SGLang processes of the machine are somebody else's host and must not show
 import signal
 from collections.abc import Mapping, Sequence
 
-from kvctl.core.domain.gpus import ProcessFacts, ProcessIdentity
+from kvctl.core.domain.gpus.devices import ProcessFacts, ProcessIdentity
 from kvctl.core.ports import Processes
 from kvctl.core.sim.simclock import FOLDER_VARIABLE
 

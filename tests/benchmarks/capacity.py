@@ -18,23 +18,23 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from kvctl.core.domain.calibration import (
+from kvctl.core.domain.capacity.calibration import (
     Calibration,
     ObservedLaunch,
     calibrate,
     is_capped,
     observed_launch,
 )
-from kvctl.core.domain.free_memory import GpuRoom
-from kvctl.core.domain.kv_cell import kv_cell
-from kvctl.core.domain.logscan import parse_line
-from kvctl.core.domain.model_shape import AttentionKind, ModelShape, parse_shape
-from kvctl.core.domain.model_weights import Weights, rank_weights
-from kvctl.core.domain.prediction import Interval, predict_pool
-from kvctl.core.domain.serverinfo import parse_server_info
-from kvctl.core.domain.serving_flags import serving_flags
+from kvctl.core.domain.capacity.free_memory import GpuRoom
+from kvctl.core.domain.capacity.kv_cell import kv_cell
+from kvctl.core.domain.capacity.model_shape import AttentionKind, ModelShape, parse_shape
+from kvctl.core.domain.capacity.model_weights import Weights, rank_weights
+from kvctl.core.domain.capacity.prediction import Interval, predict_pool
+from kvctl.core.domain.capacity.weight_estimate import estimate_weights
+from kvctl.core.domain.logs.scan import parse_line
+from kvctl.core.domain.presets.serving_flags import serving_flags
+from kvctl.core.domain.telemetry.server_info import parse_server_info
 from kvctl.core.domain.units import GIB, MIB
-from kvctl.core.domain.weight_estimate import estimate_weights
 
 DATA = Path(__file__).parents[1] / "data"
 H200_BYTES = 143_771 * MIB

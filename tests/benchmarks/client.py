@@ -32,10 +32,10 @@ from tests.fakes.sim_server import free_port
 
 from kvctl.core.clock import RealClock
 from kvctl.core.daemon.process import collect_seldom
-from kvctl.core.runs.driver import RunDriver
-from kvctl.core.runs.opening import OpenOptions
-from kvctl.core.runs.runfile import load_run
-from kvctl.core.runs.transport import AiohttpGenerator
+from kvctl.core.runs.driving.driver import RunDriver
+from kvctl.core.runs.opening.opening import OpenOptions
+from kvctl.core.runs.opening.run_file import load_run
+from kvctl.core.runs.sending.transport import AiohttpGenerator
 
 SLOTS, PROMPT_TOKENS = 150, 200
 CLIENT_CORE, SERVER_CORE = 0, 1

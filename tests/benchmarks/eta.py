@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tests.benchmarks.simulated_run import RunPlan, drive, plans
 
-from kvctl.core.domain.run import Run
+from kvctl.core.domain.runs.run import Run
 
 LOOK_EVERY_S = 30.0
 RESULT = Path(__file__).parent / "results" / "eta.md"

@@ -21,9 +21,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, cast
 
-from kvctl.core.domain.runfile import PartitionSpec
-from kvctl.core.runs.indexing import index_entry
-from kvctl.core.runs.inputs import ModelFacts
+from kvctl.core.domain.runs.run_file import PartitionSpec
+from kvctl.core.runs.inputs.indexing import index_entry
+from kvctl.core.runs.inputs.partition import ModelFacts
 
 _TEXT = "the state of a run is kept in one file and nothing that was accepted is ever lost "
 

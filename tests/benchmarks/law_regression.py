@@ -25,7 +25,7 @@ from tests.fakes.throttled import (
     pace,
 )
 
-from kvctl.core.domain.throttle import QueueHold
+from kvctl.core.domain.throttle.queue_hold import QueueHold
 from kvctl.core.sim.model import StepLaw
 
 CAPACITIES = (116_000, 159_277, 376_029)

@@ -22,7 +22,7 @@ from tests.engine.server import EngineServer, start_server
 
 from kvctl.core.clock import RealClock
 from kvctl.core.controller.polling import Poll
-from kvctl.core.controller.server_sources import LOADS_S, METRICS_S
+from kvctl.core.controller.servers.sources import LOADS_S, METRICS_S
 from kvctl.core.probes.sglang_http import SglangEngine
 
 _TICKS = os.sysconf("SC_CLK_TCK")

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from kvctl.core.domain.startup import fold_startup, launched
+from kvctl.core.domain.servers.startup import fold_startup, launched
 from kvctl.core.probes.log_tail import FileLogTail
 from kvctl.core.probes.metrics_text import parse_metrics
 

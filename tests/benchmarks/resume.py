@@ -17,16 +17,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvctl.core.runs.counters import Counters, PartitionCounters
-from kvctl.core.runs.index import INDEX, IndexWriter
-from kvctl.core.runs.journal import RESPONSES, part_path, parts_of
-from kvctl.core.runs.opened import OpenedRun
-from kvctl.core.runs.opening import OpenOptions, open_run
-from kvctl.core.runs.readback import read_back
-from kvctl.core.runs.records import ResponseHead, line_of
-from kvctl.core.runs.runfile import load_run
-from kvctl.core.runs.scan import ScanNotes, read_answers
-from kvctl.core.runs.schedule import Schedule
+from kvctl.core.runs.opening.counters import Counters, PartitionCounters
+from kvctl.core.runs.opening.opened import OpenedRun
+from kvctl.core.runs.opening.opening import OpenOptions, open_run
+from kvctl.core.runs.opening.readback import read_back
+from kvctl.core.runs.opening.run_file import load_run
+from kvctl.core.runs.opening.schedule import Schedule
+from kvctl.core.runs.outputs.index import INDEX, IndexWriter
+from kvctl.core.runs.outputs.journal import RESPONSES, part_path, parts_of
+from kvctl.core.runs.outputs.records import ResponseHead, line_of
+from kvctl.core.runs.outputs.scan import ScanNotes, read_answers
 
 PART_BYTES = 1 << 30
 _BATCH = 8

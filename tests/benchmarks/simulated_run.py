@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import TypeVar
 
 from kvctl.core.clock import ManualClock
-from kvctl.core.controller.steering import FIT_USAGE
-from kvctl.core.domain.run import Run
-from kvctl.core.domain.throttle import QueueHold
-from kvctl.core.domain.throttle_parameters import ServerSample
+from kvctl.core.controller.runs.steering import FIT_USAGE
+from kvctl.core.domain.runs.run import Run
+from kvctl.core.domain.throttle.parameters import ServerSample
+from kvctl.core.domain.throttle.queue_hold import QueueHold
 from kvctl.core.ports import GenerateReply, GenerateRequest
-from kvctl.core.runs.driver import RunDriver
-from kvctl.core.runs.runfile import load_run
+from kvctl.core.runs.driving.driver import RunDriver
+from kvctl.core.runs.opening.run_file import load_run
 from kvctl.core.sim.model import Finished, PoolLimits, PoolRequest
 from kvctl.core.sim.pool import Pool
 

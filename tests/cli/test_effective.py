@@ -6,7 +6,7 @@ from tests.tui.mission import STEADY
 
 from kvctl.core.cli.effective import effective_lines
 from kvctl.core.documents import server_document
-from kvctl.core.domain.server import EffectiveFlag, Server
+from kvctl.core.domain.servers.server import EffectiveFlag, Server
 from kvctl.tui.present.server import setting_lines
 
 FLAGS = (

@@ -9,7 +9,7 @@ from tests.fakes.plans import LAUNCH, MEASURED, point
 
 from kvctl.core.controller.history import History
 from kvctl.core.daemon.paths import DaemonPaths
-from kvctl.core.domain.prediction import Interval
+from kvctl.core.domain.capacity.prediction import Interval
 from kvctl.core.servers.ledger import Ledger
 
 FULL = replace(

@@ -12,7 +12,7 @@ from kvctl.core.cli.render import facts, status_lines, table, watch_line
 from kvctl.core.cli.watching import thinned
 from kvctl.core.daemon.news import events_since
 from kvctl.core.domain.events import Event
-from kvctl.core.domain.run import RunState
+from kvctl.core.domain.runs.run import RunState
 from kvctl.core.domain.snapshot import Snapshot
 
 HOSTILE = "[red]x[/] \x1b[2J\x1b]0;title\x07 \u202eabc\r\nsecond\x00"

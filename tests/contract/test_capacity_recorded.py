@@ -6,17 +6,22 @@ from pathlib import Path
 
 import pytest
 
-from kvctl.core.domain.calibration import Calibration, ObservedLaunch, calibrate, observed_launch
-from kvctl.core.domain.free_memory import GpuRoom
-from kvctl.core.domain.logscan import parse_line
-from kvctl.core.domain.mem_fraction import mem_fraction
-from kvctl.core.domain.model_shape import ModelShape, parse_shape
-from kvctl.core.domain.model_weights import Weights, rank_weights
-from kvctl.core.domain.prediction import LimitedBy, predict_pool
-from kvctl.core.domain.serverinfo import parse_server_info
-from kvctl.core.domain.serving_flags import serving_flags
+from kvctl.core.domain.capacity.calibration import (
+    Calibration,
+    ObservedLaunch,
+    calibrate,
+    observed_launch,
+)
+from kvctl.core.domain.capacity.free_memory import GpuRoom
+from kvctl.core.domain.capacity.mem_fraction import mem_fraction
+from kvctl.core.domain.capacity.model_shape import ModelShape, parse_shape
+from kvctl.core.domain.capacity.model_weights import Weights, rank_weights
+from kvctl.core.domain.capacity.prediction import LimitedBy, predict_pool
+from kvctl.core.domain.capacity.weight_estimate import estimate_weights
+from kvctl.core.domain.logs.scan import parse_line
+from kvctl.core.domain.presets.serving_flags import serving_flags
+from kvctl.core.domain.telemetry.server_info import parse_server_info
 from kvctl.core.domain.units import GIB, MIB
-from kvctl.core.domain.weight_estimate import estimate_weights
 
 DATA = Path(__file__).parents[1] / "data"
 H200 = GpuRoom(143_771 * MIB)

@@ -9,15 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from kvctl.core.domain.calibration import Calibration, ObservedLaunch, calibrate, observed_launch
-from kvctl.core.domain.free_memory import GpuRoom
-from kvctl.core.domain.logscan import parse_line
-from kvctl.core.domain.model_shape import parse_shape
-from kvctl.core.domain.prediction import Interval, predict_pool
-from kvctl.core.domain.running_cap import max_running
-from kvctl.core.domain.serving_flags import serving_flags
+from kvctl.core.domain.capacity.calibration import (
+    Calibration,
+    ObservedLaunch,
+    calibrate,
+    observed_launch,
+)
+from kvctl.core.domain.capacity.free_memory import GpuRoom
+from kvctl.core.domain.capacity.model_shape import parse_shape
+from kvctl.core.domain.capacity.prediction import Interval, predict_pool
+from kvctl.core.domain.capacity.running_cap import max_running
+from kvctl.core.domain.capacity.weight_estimate import estimate_weights
+from kvctl.core.domain.logs.scan import parse_line
+from kvctl.core.domain.presets.serving_flags import serving_flags
 from kvctl.core.domain.units import GIB
-from kvctl.core.domain.weight_estimate import estimate_weights
 
 DATA = Path(__file__).parents[1] / "data"
 HOST_BYTES = 25_276_059_648

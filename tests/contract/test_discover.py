@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from tests.contract.test_preflight import FakeProcesses
 
-from kvctl.core.domain.gpus import ProcessFacts, ProcessIdentity
+from kvctl.core.domain.gpus.devices import ProcessFacts, ProcessIdentity
 from kvctl.core.servers.discover import address_of, discover, is_server
 
 

@@ -15,8 +15,8 @@ from tests.nvml.cases import process_facts
 from tests.nvml.tree import Grove, Server, identity_of
 
 from kvctl.core.clock import RealClock
-from kvctl.core.domain.gpus import ProcessFacts, ProcessIdentity
-from kvctl.core.domain.membership import KnownServer
+from kvctl.core.domain.gpus.devices import ProcessFacts, ProcessIdentity
+from kvctl.core.domain.gpus.membership import KnownServer
 from kvctl.core.probes.processes import HostProcesses
 from kvctl.core.servers.ending import (
     EndOutcome,

@@ -7,9 +7,15 @@ from dataclasses import replace
 from tests.nvml.cases import device, figure, process_facts
 
 from kvctl.core.clock import ManualClock
-from kvctl.core.domain.gpus import DeviceProcess, GpuDevice, GpuReading, GpuView, ProcessIdentity
-from kvctl.core.domain.holders import HostFacts, classify
-from kvctl.core.domain.membership import KnownServer, Me
+from kvctl.core.domain.gpus.devices import (
+    DeviceProcess,
+    GpuDevice,
+    GpuReading,
+    GpuView,
+    ProcessIdentity,
+)
+from kvctl.core.domain.gpus.holders import HostFacts, classify
+from kvctl.core.domain.gpus.membership import KnownServer, Me
 from kvctl.core.servers.clean import CleanProof, held_lines, prove_clean
 
 MIB = 1 << 20

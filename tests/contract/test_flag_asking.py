@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from kvctl.core.domain.launch_plan import LaunchPlan, render
-from kvctl.core.domain.preset_text import parse_preset
-from kvctl.core.domain.presets import merge
+from kvctl.core.domain.presets.launch_plan import LaunchPlan, render
+from kvctl.core.domain.presets.preset import merge
+from kvctl.core.domain.presets.text import parse_preset
 from kvctl.core.servers.flag_asking import CatalogueCache
 from kvctl.core.servers.flag_catalogue import locate
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from kvctl.core.domain.presets import InvalidPreset
-from kvctl.core.domain.rules import Rule, refusals
+from kvctl.core.domain.presets.preset import InvalidPreset
+from kvctl.core.domain.presets.rules import Rule, refusals
 from kvctl.core.servers.preset_store import PresetStore
 
 PRESET = '[launch]\npython = "/py"\n[flags]\nconfig = "serve.yaml"\n{flags}'

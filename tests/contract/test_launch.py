@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from kvctl.core.clock import RealClock, within
-from kvctl.core.domain.launch_plan import LaunchPlan, render
-from kvctl.core.domain.preset_text import parse_preset
-from kvctl.core.domain.presets import merge
+from kvctl.core.domain.presets.launch_plan import LaunchPlan, render
+from kvctl.core.domain.presets.preset import merge
+from kvctl.core.domain.presets.text import parse_preset
 from kvctl.core.servers.flag_catalogue import Installed, InterpreterProblem, locate
 from kvctl.core.servers.launch import Launcher, LaunchFailed, new_log_path, start_ticks
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from kvctl.core.domain.launches import LaunchRecord
-from kvctl.core.domain.operating_point import OperatingPoint
-from kvctl.core.domain.prediction import Interval
+from kvctl.core.domain.capacity.prediction import Interval
+from kvctl.core.domain.launches.launch import LaunchRecord
+from kvctl.core.domain.launches.operating_point import OperatingPoint
 from kvctl.core.servers import ledger as module
 from kvctl.core.servers.ledger import KEPT, Ledger
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvctl.core.domain.loglines import LogKind
+from kvctl.core.domain.logs.lines import LogKind
 from kvctl.core.ports import LogTail
 from kvctl.core.probes.log_tail import FileLogTail
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from kvctl.core.domain.rates import rate
-from kvctl.core.domain.telemetry import MetricsReading
+from kvctl.core.domain.telemetry.rates import rate
+from kvctl.core.domain.telemetry.readings import MetricsReading
 from kvctl.core.probes.metrics_text import parse_metrics
 
 DATA = Path(__file__).parents[1] / "data"

@@ -13,7 +13,7 @@ from tests.nvml.cases import load_case
 from tests.nvml.host import MIB, StandinHost
 from tests.nvml.tree import Grove, wait_until
 
-from kvctl.core.domain.gpus import GpuReading, HolderKind
+from kvctl.core.domain.gpus.devices import GpuReading, HolderKind
 
 pytest_plugins = ["tests.nvml.fixtures"]
 

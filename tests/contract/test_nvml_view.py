@@ -10,8 +10,8 @@ from tests.nvml.host import StandinHost
 from tests.nvml.tree import Grove, Server
 
 from kvctl.core.clock import RealClock
-from kvctl.core.domain.gpus import GpuReading, ProcessFacts
-from kvctl.core.domain.membership import Me
+from kvctl.core.domain.gpus.devices import GpuReading, ProcessFacts
+from kvctl.core.domain.gpus.membership import Me
 from kvctl.core.probes.gpu_view import GpuViewProbe, read_within, with_ancestors
 from kvctl.core.probes.processes import HostProcesses
 
@@ -20,7 +20,7 @@ pytest_plugins = ["tests.nvml.fixtures"]
 MAIN = "python -m sglang.launch_server"
 VIEW = """
 import json, sys
-from kvctl.core.domain.membership import KnownServer, LaunchState
+from kvctl.core.domain.gpus.membership import KnownServer, LaunchState
 from kvctl.core.probes.gpu_view import GpuViewProbe
 from kvctl.core.probes.nvml import NvmlSource
 from kvctl.core.probes.processes import HostProcesses, read_me
@@ -35,9 +35,9 @@ print(json.dumps(rows))
 CLEAR = """
 import asyncio, json, signal, sys
 from kvctl.core.clock import RealClock
-from kvctl.core.domain.gpus import ProcessIdentity
-from kvctl.core.domain.holding import learn_idle
-from kvctl.core.domain.gpus import GpuView
+from kvctl.core.domain.gpus.devices import ProcessIdentity
+from kvctl.core.domain.gpus.holding import learn_idle
+from kvctl.core.domain.gpus.devices import GpuView
 from kvctl.core.probes.gpu_view import GpuViewProbe, read_within
 from kvctl.core.probes.nvml import NvmlSource
 from kvctl.core.probes.processes import HostProcesses, read_me

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from kvctl.core.clock import ManualClock
-from kvctl.core.domain.gpus import GpuView
-from kvctl.core.domain.launches import LaunchRecord
+from kvctl.core.domain.gpus.devices import GpuView
+from kvctl.core.domain.launches.launch import LaunchRecord
 from kvctl.core.probes.processes import HostProcesses
 from kvctl.core.servers.planning import PlanReader, PlanSurroundings
 from kvctl.core.servers.preset_store import PresetStore

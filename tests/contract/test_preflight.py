@@ -11,8 +11,7 @@ from signal import Signals
 import pytest
 
 from kvctl.core.domain.figures import Figure
-from kvctl.core.domain.flags import FlagCatalogue, FlagKind, FlagSpec
-from kvctl.core.domain.gpus import (
+from kvctl.core.domain.gpus.devices import (
     GpuDevice,
     GpuView,
     Holder,
@@ -20,10 +19,11 @@ from kvctl.core.domain.gpus import (
     ProcessFacts,
     ProcessIdentity,
 )
-from kvctl.core.domain.launch_plan import LaunchPlan, render
-from kvctl.core.domain.preset_text import parse_preset
-from kvctl.core.domain.presets import Preset, merge
-from kvctl.core.domain.rules import Rule
+from kvctl.core.domain.presets.flags import FlagCatalogue, FlagKind, FlagSpec
+from kvctl.core.domain.presets.launch_plan import LaunchPlan, render
+from kvctl.core.domain.presets.preset import Preset, merge
+from kvctl.core.domain.presets.rules import Rule
+from kvctl.core.domain.presets.text import parse_preset
 from kvctl.core.probes.processes import HostProcesses
 from kvctl.core.servers.flag_catalogue import Installed
 from kvctl.core.servers.launch import start_ticks

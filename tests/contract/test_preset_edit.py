@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from kvctl.core.domain.errors import PresetError, UsageError
-from kvctl.core.domain.presets import InvalidPreset
+from kvctl.core.domain.presets.preset import InvalidPreset
 from kvctl.core.servers.preset_edit import Key, key_of, own, set_keys, unset_keys, value_of
 from kvctl.core.servers.preset_store import PresetStore, preset_folders
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from kvctl.core.domain.errors import ConfigError, PresetError
-from kvctl.core.domain.presets import InvalidPreset
-from kvctl.core.domain.rules import refusals
+from kvctl.core.domain.presets.preset import InvalidPreset
+from kvctl.core.domain.presets.rules import refusals
 from kvctl.core.servers.config import read_config
 from kvctl.core.servers.ledger import LaunchRecord, Ledger, LedgerUnwritable
 from kvctl.core.servers.preset_store import (

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tests.nvml.tree import Grove, identity_of, wait_until
 
-from kvctl.core.domain.gpus import ProcessIdentity
+from kvctl.core.domain.gpus.devices import ProcessIdentity
 from kvctl.core.probes.processes import HostProcesses, read_me
 
 pytest_plugins = ["tests.nvml.fixtures"]
@@ -180,7 +180,7 @@ def test_a_scan_without_limits_says_nothing(tmp_path: Path) -> None:
 def test_another_users_processes_are_shown_but_neither_looked_into_nor_signalled() -> None:
     code = """
 import os, signal, sys
-from kvctl.core.domain.gpus import ProcessIdentity
+from kvctl.core.domain.gpus.devices import ProcessIdentity
 from kvctl.core.probes.processes import HostProcesses
 other = 1
 if os.getuid() == 0:

@@ -17,14 +17,14 @@ from typing import Any
 
 import pytest
 
-from kvctl.core.domain.balance import Balance, Moment, contradiction, fold_moment
-from kvctl.core.domain.decode import DecodeState, decode_of, fold_log, fold_metrics
-from kvctl.core.domain.loads import parse_get_load, parse_v1_loads
-from kvctl.core.domain.loglines import LogKind, LogRecord
-from kvctl.core.domain.logscan import parse_line
-from kvctl.core.domain.metrics import Sample, merge_samples
-from kvctl.core.domain.progress import RateWindow
-from kvctl.core.domain.serverinfo import parse_server_info
+from kvctl.core.domain.logs.lines import LogKind, LogRecord
+from kvctl.core.domain.logs.scan import parse_line
+from kvctl.core.domain.runs.progress import RateWindow
+from kvctl.core.domain.servers.decode import DecodeState, decode_of, fold_log, fold_metrics
+from kvctl.core.domain.telemetry.balance import Balance, Moment, contradiction, fold_moment
+from kvctl.core.domain.telemetry.loads import parse_get_load, parse_v1_loads
+from kvctl.core.domain.telemetry.metrics import Sample, merge_samples
+from kvctl.core.domain.telemetry.server_info import parse_server_info
 from kvctl.core.probes.metrics_text import parse_metrics
 
 DATA = Path(__file__).parents[1] / "data"

@@ -12,7 +12,7 @@ import pytest
 from tests.fakes.sim_server import SimServer, sim_server, until
 
 from kvctl.core.clock import RealClock
-from kvctl.core.domain.decode import (
+from kvctl.core.domain.servers.decode import (
     DecodeState,
     decode_of,
     fold_info,
@@ -20,7 +20,7 @@ from kvctl.core.domain.decode import (
     fold_log,
     fold_metrics,
 )
-from kvctl.core.domain.server import Decode
+from kvctl.core.domain.servers.server import Decode
 from kvctl.core.probes.log_tail import FileLogTail
 from kvctl.core.probes.sglang_http import SglangEngine
 

@@ -14,7 +14,7 @@ import httpx
 import pytest
 from tests.fakes.sim_server import READY, SimServer, sim_server, until
 
-from kvctl.core.domain.gpus import GpuDevice
+from kvctl.core.domain.gpus.devices import GpuDevice
 from kvctl.core.sim.folder import HostFolder, start_ticks
 from kvctl.core.sim.gpus import SimulatedGpus, gpu_uuid
 from kvctl.core.sim.memory import LEFTOVER_MIB, MIB, plan_rank

@@ -8,7 +8,7 @@ import pytest
 from aiohttp import web
 
 from kvctl.core.ports import GenerateRequest, TransportFailed
-from kvctl.core.runs.transport import AiohttpGenerator
+from kvctl.core.runs.sending.transport import AiohttpGenerator
 
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 REQUEST = GenerateRequest("run-00000001-00.", None, (1, 2, 3), {"max_new_tokens": 4})

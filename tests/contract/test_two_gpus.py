@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from tests.nvml import cases
 
-from kvctl.core.domain.cleanness import prove
-from kvctl.core.domain.gpus import GpuView, Holder, HolderKind
+from kvctl.core.domain.gpus.cleanness import prove
+from kvctl.core.domain.gpus.devices import GpuView, Holder, HolderKind
 
 RECORDING = Path(__file__).parents[1] / "data" / "nvml" / "h200-two-gpus.json"
 MOMENTS: list[dict[str, Any]] = json.loads(RECORDING.read_text(encoding="utf-8"))

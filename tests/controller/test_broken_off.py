@@ -16,10 +16,10 @@ from kvctl.core.controller.commands import (
     StartServer,
     StopServer,
 )
-from kvctl.core.controller.stages import RESUME_STAGES, START_STAGES, STOP_STAGES
+from kvctl.core.controller.servers.stages import RESUME_STAGES, START_STAGES, STOP_STAGES
 from kvctl.core.controller.state import Remembered, SequenceRecord, StateFile
-from kvctl.core.domain.run import RunState
-from kvctl.core.domain.server import ServerState, StageState
+from kvctl.core.domain.runs.run import RunState
+from kvctl.core.domain.servers.server import ServerState, StageState
 
 ROWS = 12
 UNTOUCHED = STOP_STAGES[:2]

@@ -14,8 +14,8 @@ from kvctl.core.controller.commands import (
     StartServer,
     StopServer,
 )
-from kvctl.core.domain.run import RunState
-from kvctl.core.domain.server import ServerState
+from kvctl.core.domain.runs.run import RunState
+from kvctl.core.domain.servers.server import ServerState
 from kvctl.core.servers.config import Config
 from kvctl.core.servers.limits import CrashRestart
 

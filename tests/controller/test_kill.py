@@ -9,7 +9,7 @@ from tests.fakes.processes import ME, FakeProcess
 from tests.fakes.rig import PORT, Rig, rig_on
 
 from kvctl.core.controller.commands import ClearGpus, KillProcesses
-from kvctl.core.domain.gpus import HolderKind, ProcessIdentity
+from kvctl.core.domain.gpus.devices import HolderKind, ProcessIdentity
 
 
 def pid_of(process: FakeProcess) -> int:

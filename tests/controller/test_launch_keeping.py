@@ -9,8 +9,8 @@ from tests.fakes.rig import Rig, preset_text
 from tests.fakes.sglang import FakeServer
 
 from kvctl.core.controller.commands import CheckPreset, PlanPresets, StartServer, StopServer
-from kvctl.core.domain.launches import LaunchRecord
-from kvctl.core.domain.plan import Planned
+from kvctl.core.domain.launches.launch import LaunchRecord
+from kvctl.core.domain.launches.plan import Planned
 from kvctl.core.servers.ledger import Ledger
 
 

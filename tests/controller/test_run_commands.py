@@ -25,8 +25,8 @@ from kvctl.core.controller.commands import (
     Throttle,
     WaitHow,
 )
-from kvctl.core.domain.run import PartitionState, RunState
-from kvctl.core.domain.server import ServerState
+from kvctl.core.domain.runs.run import PartitionState, RunState
+from kvctl.core.domain.servers.server import ServerState
 from kvctl.core.ports import ProbeFailed
 
 FREEZE = PauseRun(WaitHow.FREEZE)

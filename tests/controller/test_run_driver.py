@@ -6,12 +6,12 @@ from tests.fakes.generator import FakeGenerator, full_answer, reply_error
 from tests.fakes.runs import answered, answers, ids_rows, write_run
 
 from kvctl.core.domain.errors import CommandRefused, KvctlError
-from kvctl.core.domain.run import PartitionState, RunState
+from kvctl.core.domain.runs.run import PartitionState, RunState
 from kvctl.core.ports import GenerateReply, GenerateRequest, TransportFailed
-from kvctl.core.runs.folder import ManifestDiffers
-from kvctl.core.runs.runfile import load_run
-from kvctl.core.runs.slots import ServerFacts
-from kvctl.core.runs.verify import verify
+from kvctl.core.runs.opening.run_file import load_run
+from kvctl.core.runs.opening.verify import verify
+from kvctl.core.runs.outputs.folder import ManifestDiffers
+from kvctl.core.runs.sending.slots import ServerFacts
 
 
 async def test_every_row_is_answered_once_and_the_run_finishes(bench: Bench) -> None:

@@ -7,10 +7,10 @@ from tests.fakes.generator import FakeGenerator
 from tests.fakes.runs import answers, ids_rows, inline, write_run
 
 from kvctl.core.clock import ManualClock
-from kvctl.core.runs.driver import RunDriver
-from kvctl.core.runs.export import ExportRequest, export
-from kvctl.core.runs.locating import RunPlace, spec_at
-from kvctl.core.runs.outfile import whole_file
+from kvctl.core.runs.driving.driver import RunDriver
+from kvctl.core.runs.export.export import ExportRequest, export
+from kvctl.core.runs.export.outfile import whole_file
+from kvctl.core.runs.opening.locating import RunPlace, spec_at
 
 
 def exported(folder: Path, name: str) -> list[dict[str, object]]:

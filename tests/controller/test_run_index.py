@@ -7,8 +7,8 @@ from tests.fakes.generator import reply_ok
 from tests.fakes.runs import ids_rows, write_run
 
 from kvctl.core.ports import GenerateReply, GenerateRequest
-from kvctl.core.runs.index import INDEX, Entry, read_index
-from kvctl.core.runs.scan import ScanNotes, read_answers
+from kvctl.core.runs.outputs.index import INDEX, Entry, read_index
+from kvctl.core.runs.outputs.scan import ScanNotes, read_answers
 
 
 def entries(folder: Path) -> list[Entry]:

@@ -8,8 +8,8 @@ from tests.fakes.generator import FakeGenerator
 from tests.fakes.runs import ids_rows, write_run
 
 from kvctl.core.cli.render import remaining
-from kvctl.core.domain.run import Run, RunState
-from kvctl.core.runs.driver import RunDriver
+from kvctl.core.domain.runs.run import Run, RunState
+from kvctl.core.runs.driving.driver import RunDriver
 
 OTHER = "http://fake:2"
 

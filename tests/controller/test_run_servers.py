@@ -10,8 +10,8 @@ from tests.fakes.runs import answered, answers, ids_rows, write_run
 
 from kvctl.core.controller.commands import ChangeRunServers, Throttle, WaitHow
 from kvctl.core.domain.errors import CommandRefused
-from kvctl.core.domain.run import RunState
-from kvctl.core.runs.descriptors import RESERVED, room_for
+from kvctl.core.domain.runs.run import RunState
+from kvctl.core.runs.driving.descriptors import RESERVED, room_for
 
 OTHER = "http://fake:2"
 

@@ -12,12 +12,12 @@ from tests.fakes.generator import full_answer, ids_of, reply_error
 from tests.fakes.runs import answered, answers
 
 from kvctl.core.ports import GenerateReply, GenerateRequest
-from kvctl.core.runs.driver import RunDriver
-from kvctl.core.runs.export import ExportRequest, export
-from kvctl.core.runs.locating import RunPlace, spec_at
-from kvctl.core.runs.runfile import load_run
-from kvctl.core.runs.shapes import ExportFormat
-from kvctl.core.runs.verify import verify
+from kvctl.core.runs.driving.driver import RunDriver
+from kvctl.core.runs.export.export import ExportRequest, export
+from kvctl.core.runs.opening.locating import RunPlace, spec_at
+from kvctl.core.runs.opening.run_file import load_run
+from kvctl.core.runs.opening.verify import verify
+from kvctl.core.runs.outputs.shapes import ExportFormat
 
 TOKENS = 20
 VOCABULARY = 1000  # the fake server's ids go beyond the tiny tokenizer's

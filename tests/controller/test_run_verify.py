@@ -9,11 +9,11 @@ from tests.fakes.generator import FakeGenerator
 from tests.fakes.runs import ids_rows, inline, write_run
 
 from kvctl.core.clock import ManualClock
-from kvctl.core.runs.driver import RunDriver
-from kvctl.core.runs.folder import read_skipped
-from kvctl.core.runs.opening import OpenOptions
-from kvctl.core.runs.runfile import load_run
-from kvctl.core.runs.verify import VerifyReport, verify
+from kvctl.core.runs.driving.driver import RunDriver
+from kvctl.core.runs.opening.opening import OpenOptions
+from kvctl.core.runs.opening.run_file import load_run
+from kvctl.core.runs.opening.verify import VerifyReport, verify
+from kvctl.core.runs.outputs.folder import read_skipped
 
 
 @pytest.fixture

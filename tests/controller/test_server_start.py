@@ -17,7 +17,7 @@ from kvctl.core.controller.commands import (
     StartServer,
     StopServer,
 )
-from kvctl.core.domain.server import ServerState, StageState
+from kvctl.core.domain.servers.server import ServerState, StageState
 from kvctl.core.servers.limits import StageLimits
 
 DYING = Boot(dies_after=3, last_words=OOM)

@@ -18,8 +18,8 @@ from kvctl.core.controller.commands import (
     StopServer,
     WaitHow,
 )
-from kvctl.core.domain.run import RunState
-from kvctl.core.domain.server import ServerState, StageState
+from kvctl.core.domain.runs.run import RunState
+from kvctl.core.domain.servers.server import ServerState, StageState
 from kvctl.core.ports import ProbeFailed
 
 DYING = Boot(dies_after=3, last_words=OOM)

@@ -6,7 +6,7 @@ from tests.fakes.launcher import OOM, READY, Boot
 from tests.fakes.rig import URL, Rig, rig_on
 
 from kvctl.core.controller.commands import AdoptServer, ForgetServer, StartServer, StopServer
-from kvctl.core.domain.server import ServerState
+from kvctl.core.domain.servers.server import ServerState
 from kvctl.core.ports import ProbeFailed
 
 # -- adopt and forget -------------------------------------------------------------------------

@@ -14,9 +14,9 @@ from kvctl.core.controller.commands import (
     Throttle,
     WaitHow,
 )
-from kvctl.core.domain.run import RunState
-from kvctl.core.domain.telemetry import RankLoad
-from kvctl.core.domain.throttle_parameters import ThrottleParameters
+from kvctl.core.domain.runs.run import RunState
+from kvctl.core.domain.telemetry.readings import RankLoad
+from kvctl.core.domain.throttle.parameters import ThrottleParameters
 from kvctl.core.ports import ProbeFailed
 
 POLICY = 'on_ceiling = "pause"\npause_above = 0.95\nresume_below = 0.8'

@@ -17,7 +17,7 @@ from kvctl.core.controller.commands import (
     Throttle,
 )
 from kvctl.core.controller.controller import Controller
-from kvctl.core.domain.run import RunState
+from kvctl.core.domain.runs.run import RunState
 
 
 async def test_a_command_waits_for_the_run_that_is_being_taken_up(rig: Rig) -> None:

@@ -31,7 +31,7 @@ from kvctl.core.daemon.wire import (
     encode_command,
 )
 from kvctl.core.domain.events import Event
-from kvctl.core.domain.run import Run, RunState
+from kvctl.core.domain.runs.run import Run, RunState
 from kvctl.core.domain.snapshot import Snapshot
 
 

@@ -8,10 +8,10 @@ import pytest
 from tests.engine.launch import engine_env, engine_home
 from tests.engine.server import EngineServer
 
-from kvctl.core.domain.flags import FlagCatalogue, Severity, check_flags
-from kvctl.core.domain.launch_plan import render
-from kvctl.core.domain.preset_text import parse_preset
-from kvctl.core.domain.presets import Origin, Setting, merge
+from kvctl.core.domain.presets.flags import FlagCatalogue, Severity, check_flags
+from kvctl.core.domain.presets.launch_plan import render
+from kvctl.core.domain.presets.preset import Origin, Setting, merge
+from kvctl.core.domain.presets.text import parse_preset
 from kvctl.core.probes.processes import HostProcesses
 from kvctl.core.servers.discover import discover
 from kvctl.core.servers.flag_asking import CatalogueCache

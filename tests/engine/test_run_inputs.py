@@ -9,8 +9,8 @@ from tests.engine.server import EngineServer
 from tests.engine.test_runs import driving, finished
 from tests.engine.tiny_model import VOCABULARY
 
-from kvctl.core.runs.runfile import load_run
-from kvctl.core.runs.verify import verify
+from kvctl.core.runs.opening.run_file import load_run
+from kvctl.core.runs.opening.verify import verify
 
 pytestmark = pytest.mark.engine
 

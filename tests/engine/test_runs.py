@@ -12,12 +12,12 @@ from tests.engine.launch import engine_home
 from tests.engine.server import EngineServer, PlainEngine
 
 from kvctl.core.clock import RealClock
-from kvctl.core.domain.run import RunState
-from kvctl.core.runs.driver import RunDriver
-from kvctl.core.runs.harvest import HarvestReport
-from kvctl.core.runs.runfile import load_run
-from kvctl.core.runs.transport import AiohttpGenerator
-from kvctl.core.runs.verify import VerifyReport, verify
+from kvctl.core.domain.runs.run import RunState
+from kvctl.core.runs.driving.driver import RunDriver
+from kvctl.core.runs.opening.run_file import load_run
+from kvctl.core.runs.opening.verify import VerifyReport, verify
+from kvctl.core.runs.sending.harvest import HarvestReport
+from kvctl.core.runs.sending.transport import AiohttpGenerator
 
 pytestmark = pytest.mark.engine
 

@@ -15,7 +15,9 @@ from tests.engine.client import EngineClient, until
 from tests.engine.server import EngineServer, PlainEngine
 
 from kvctl.core.clock import RealClock
-from kvctl.core.domain.decode import (
+from kvctl.core.domain.figures import Figure
+from kvctl.core.domain.logs.lines import LogKind
+from kvctl.core.domain.servers.decode import (
     DecodeState,
     decode_of,
     fold_info,
@@ -25,11 +27,9 @@ from kvctl.core.domain.decode import (
     fold_no_metrics,
     frozen_since,
 )
-from kvctl.core.domain.figures import Figure
-from kvctl.core.domain.health import HealthInputs, assess
-from kvctl.core.domain.loglines import LogKind
-from kvctl.core.domain.server import Decode, ServerState
-from kvctl.core.domain.startup import fold_startup, launched
+from kvctl.core.domain.servers.health import HealthInputs, assess
+from kvctl.core.domain.servers.server import Decode, ServerState
+from kvctl.core.domain.servers.startup import fold_startup, launched
 from kvctl.core.ports import ProbeFailed
 from kvctl.core.probes.log_tail import FileLogTail
 from kvctl.core.probes.sglang_http import SglangEngine

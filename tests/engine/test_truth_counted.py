@@ -23,13 +23,13 @@ from tests.engine.server import EngineServer
 from tests.engine.test_runs import write_run
 
 from kvctl.core.controller.commands import AdoptServer, StartRun
-from kvctl.core.controller.server_sources import METRICS_S
+from kvctl.core.controller.servers.sources import METRICS_S
 from kvctl.core.daemon.client import DaemonClient
 from kvctl.core.daemon.paths import DaemonPaths
 from kvctl.core.daemon.spawn import DaemonLaunch, ensure_running
 from kvctl.core.documents import server_document
 from kvctl.core.domain.figures import Figure
-from kvctl.core.domain.server import Server, ServerState
+from kvctl.core.domain.servers.server import Server, ServerState
 from kvctl.core.domain.snapshot import Snapshot
 
 pytestmark = pytest.mark.soak

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from kvctl.core.clock import ManualClock
-from kvctl.core.runs.driver import RunDriver
-from kvctl.core.runs.opening import OpenOptions
-from kvctl.core.runs.pump import RunHooks
-from kvctl.core.runs.runfile import load_run
+from kvctl.core.runs.driving.driver import RunDriver
+from kvctl.core.runs.driving.pump import RunHooks
+from kvctl.core.runs.opening.opening import OpenOptions
+from kvctl.core.runs.opening.run_file import load_run
 from tests.fakes.generator import FakeGenerator
 from tests.fakes.runs import inline
 

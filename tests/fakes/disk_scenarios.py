@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from kvctl.core.clock import ManualClock
-from kvctl.core.runs.driver import RunDriver
-from kvctl.core.runs.journal import RESPONSES, DiskTrouble, Journal, parts_of
-from kvctl.core.runs.records import line_of
-from kvctl.core.runs.runfile import load_run
-from kvctl.core.runs.verify import verify
+from kvctl.core.runs.driving.driver import RunDriver
+from kvctl.core.runs.opening.run_file import load_run
+from kvctl.core.runs.opening.verify import verify
+from kvctl.core.runs.outputs.journal import RESPONSES, DiskTrouble, Journal, parts_of
+from kvctl.core.runs.outputs.records import line_of
 from tests.fakes.generator import FakeGenerator
 from tests.fakes.runs import answered, ids_rows, inline, write_run
 from tests.fakes.small_disk import SMALL, SmallDisk

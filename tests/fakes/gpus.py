@@ -4,7 +4,7 @@ import threading
 from dataclasses import dataclass, field
 
 from kvctl.core.domain.figures import Figure
-from kvctl.core.domain.gpus import DeviceProcess, GpuDevice, GpuReading, ProcessIdentity
+from kvctl.core.domain.gpus.devices import DeviceProcess, GpuDevice, GpuReading, ProcessIdentity
 from tests.fakes.processes import FakeProcesses
 
 GIB = 1 << 30

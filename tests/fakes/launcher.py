@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvctl.core.clock import Clock
-from kvctl.core.domain.gpus import ProcessIdentity
-from kvctl.core.domain.launch_plan import LaunchPlan
-from kvctl.core.domain.membership import LAUNCH_MARK
+from kvctl.core.domain.gpus.devices import ProcessIdentity
+from kvctl.core.domain.gpus.membership import LAUNCH_MARK
+from kvctl.core.domain.presets.launch_plan import LaunchPlan
 from kvctl.core.servers.launch import Launched, Launcher, LaunchFailed
 from tests.fakes.gpus import GIB, FakeGpus
 from tests.fakes.processes import FakeProcess, FakeProcesses

@@ -4,15 +4,15 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from kvctl.core.domain.capacity import lengths_of
-from kvctl.core.domain.free_memory import GpuRoom
-from kvctl.core.domain.launches import LaunchRecord
-from kvctl.core.domain.model_shape import parse_shape
-from kvctl.core.domain.operating_point import OperatingPoint
-from kvctl.core.domain.plan import Candidate, Planned, PlanScene, Work, plan
-from kvctl.core.domain.serving_flags import Layout, ServingFlags
+from kvctl.core.domain.capacity.ceiling import lengths_of
+from kvctl.core.domain.capacity.free_memory import GpuRoom
+from kvctl.core.domain.capacity.model_shape import parse_shape
+from kvctl.core.domain.capacity.weight_estimate import estimate_weights
+from kvctl.core.domain.launches.launch import LaunchRecord
+from kvctl.core.domain.launches.operating_point import OperatingPoint
+from kvctl.core.domain.launches.plan import Candidate, Planned, PlanScene, Work, plan
+from kvctl.core.domain.presets.serving_flags import Layout, ServingFlags
 from kvctl.core.domain.units import MIB
-from kvctl.core.domain.weight_estimate import estimate_weights
 
 CONFIG = json.loads((Path(__file__).parents[1] / "data" / "models" / "kimi-k2.5.json").read_text())
 KIMI = "/models/Kimi-K2.5"

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from kvctl.core.clock import Clock
-from kvctl.core.domain.gpus import ProcessFacts, ProcessIdentity
+from kvctl.core.domain.gpus.devices import ProcessFacts, ProcessIdentity
 
 FIRST_PID = 5_000_001
 """Above the kernel's highest: the real /proc never has it."""

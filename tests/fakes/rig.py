@@ -11,10 +11,10 @@ from kvctl.core.controller.commands import Command, Outcome, StartRun, StartServ
 from kvctl.core.controller.controller import Controller
 from kvctl.core.controller.host import Host
 from kvctl.core.domain.events import Event
-from kvctl.core.domain.membership import Me
-from kvctl.core.domain.rules import Rule
-from kvctl.core.domain.run import Run
-from kvctl.core.domain.server import Server, Stage
+from kvctl.core.domain.gpus.membership import Me
+from kvctl.core.domain.presets.rules import Rule
+from kvctl.core.domain.runs.run import Run
+from kvctl.core.domain.servers.server import Server, Stage
 from kvctl.core.domain.snapshot import Snapshot
 from kvctl.core.servers.config import Config
 from kvctl.core.servers.preset_store import PresetStore

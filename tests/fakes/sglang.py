@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from kvctl.core.clock import Clock
-from kvctl.core.domain.gpus import ProcessIdentity
-from kvctl.core.domain.loglines import LogRecord
-from kvctl.core.domain.logscan import parse_line
-from kvctl.core.domain.telemetry import LoadsReading, MetricsReading, RankLoad, ServerInfo
+from kvctl.core.domain.gpus.devices import ProcessIdentity
+from kvctl.core.domain.logs.lines import LogRecord
+from kvctl.core.domain.logs.scan import parse_line
+from kvctl.core.domain.telemetry.readings import LoadsReading, MetricsReading, RankLoad, ServerInfo
 from kvctl.core.ports import GenerateReply, GenerateRequest, ProbeFailed, TransportFailed
 from tests.fakes.generator import FakeGenerator
 from tests.fakes.stepping import PausableClock

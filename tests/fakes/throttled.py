@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
-from kvctl.core.domain.ceiling import fit, held_tokens
-from kvctl.core.domain.throttle import QueueHold
-from kvctl.core.domain.throttle_parameters import ServerSample
+from kvctl.core.domain.capacity.fit import fit, held_tokens
+from kvctl.core.domain.throttle.parameters import ServerSample
+from kvctl.core.domain.throttle.queue_hold import QueueHold
 from kvctl.core.sim.model import Finished, PoolLimits, PoolRequest, StepLaw
 from kvctl.core.sim.pool import Pool
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from kvctl.core.domain.figures import Figure
-from kvctl.core.domain.gpus import (
+from kvctl.core.domain.gpus.devices import (
     DeviceProcess,
     GpuDevice,
     GpuReading,
@@ -14,8 +14,8 @@ from kvctl.core.domain.gpus import (
     ProcessFacts,
     ProcessIdentity,
 )
-from kvctl.core.domain.holders import HostFacts, classify
-from kvctl.core.domain.membership import KnownServer, LaunchState, Me
+from kvctl.core.domain.gpus.holders import HostFacts, classify
+from kvctl.core.domain.gpus.membership import KnownServer, LaunchState, Me
 
 DATA = Path(__file__).parents[1] / "data" / "nvml"
 _CODES = {"NotSupported": 3, "GpuIsLost": 15, "Unknown Error (999)": 999}

@@ -20,7 +20,7 @@ from tests.e2e.terminal import KVCTL, Terminal
 from tests.nvml.host import StandinHost
 from tests.nvml.tree import SLEEP, Grove, Server, identity_of, wait_until
 
-from kvctl.core.domain.gpus import ProcessIdentity
+from kvctl.core.domain.gpus.devices import ProcessIdentity
 from kvctl.core.probes.processes import HostProcesses
 
 pytest_plugins = ["tests.nvml.fixtures"]

@@ -14,8 +14,8 @@ from dataclasses import asdict
 from typing import Any
 
 from kvctl.core.clock import RealClock
-from kvctl.core.domain.gpus import GpuView, ProcessIdentity
-from kvctl.core.domain.holding import learn_idle, unexplained_bytes
+from kvctl.core.domain.gpus.devices import GpuView, ProcessIdentity
+from kvctl.core.domain.gpus.holding import learn_idle, unexplained_bytes
 from kvctl.core.probes.gpu_view import GpuViewProbe, read_within
 from kvctl.core.probes.nvml import NvmlSource
 from kvctl.core.probes.processes import HostProcesses, read_me

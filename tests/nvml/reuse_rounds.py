@@ -12,7 +12,7 @@ import subprocess
 import sys
 
 from kvctl.core.clock import RealClock
-from kvctl.core.domain.gpus import ProcessIdentity
+from kvctl.core.domain.gpus.devices import ProcessIdentity
 from kvctl.core.probes.processes import HostProcesses, read_me
 from kvctl.core.servers.ending import end_processes
 

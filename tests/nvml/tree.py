@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvctl.core.domain.gpus import ProcessIdentity
+from kvctl.core.domain.gpus.devices import ProcessIdentity
 from kvctl.core.probes.processes import HostProcesses
 
 SLEEP = shutil.which("sleep") or "/bin/sleep"

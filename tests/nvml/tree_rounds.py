@@ -19,12 +19,12 @@ from types import SimpleNamespace
 from typing import Any
 
 from kvctl.core.clock import RealClock
-from kvctl.core.controller import gpu_desk
 from kvctl.core.controller.commands import ClearGpus, KillProcesses
-from kvctl.core.controller.gpu_desk import GpuDesk
+from kvctl.core.controller.gpus import desk as gpu_desk
+from kvctl.core.controller.gpus.desk import GpuDesk
 from kvctl.core.controller.store import EventFeed
 from kvctl.core.domain.figures import Figure
-from kvctl.core.domain.gpus import DeviceProcess, GpuDevice, GpuReading, ProcessIdentity
+from kvctl.core.domain.gpus.devices import DeviceProcess, GpuDevice, GpuReading, ProcessIdentity
 from kvctl.core.probes.processes import HostProcesses, read_me
 
 HOST = HostProcesses()

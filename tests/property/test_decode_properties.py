@@ -6,7 +6,9 @@ from dataclasses import fields
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvctl.core.domain.decode import (
+from kvctl.core.domain.figures import Figure
+from kvctl.core.domain.logs.scan import parse_line
+from kvctl.core.domain.servers.decode import (
     DecodeState,
     decode_of,
     fold_break,
@@ -15,10 +17,8 @@ from kvctl.core.domain.decode import (
     fold_metrics,
     fold_no_metrics,
 )
-from kvctl.core.domain.figures import Figure
-from kvctl.core.domain.health import HealthInputs, assess
-from kvctl.core.domain.loads import parse_v1_loads
-from kvctl.core.domain.logscan import parse_line
+from kvctl.core.domain.servers.health import HealthInputs, assess
+from kvctl.core.domain.telemetry.loads import parse_v1_loads
 from kvctl.core.probes.metrics_text import parse_metrics
 
 number = st.one_of(

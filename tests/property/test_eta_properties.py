@@ -5,10 +5,10 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvctl.core.domain.eta import Part, estimate, own_work, why_not_known
-from kvctl.core.domain.pace import Pace, PaceTrack
-from kvctl.core.domain.progress import Lengths
-from kvctl.core.domain.survival import survival
+from kvctl.core.domain.runs.eta import Part, estimate, own_work, why_not_known
+from kvctl.core.domain.runs.pace import Pace, PaceTrack
+from kvctl.core.domain.runs.progress import Lengths
+from kvctl.core.domain.runs.survival import survival
 
 tokens = st.integers(1, 20_000)
 ages = st.lists(st.floats(0, 20_000), max_size=30)

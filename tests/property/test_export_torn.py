@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from tests.fakes.answers import answer, lines_of, write_journal
 from tests.fakes.runs import ids_rows, write_run
 
-from kvctl.core.runs.export import ExportRequest, export
-from kvctl.core.runs.locating import RunPlace, spec_at
+from kvctl.core.runs.export.export import ExportRequest, export
+from kvctl.core.runs.opening.locating import RunPlace, spec_at
 
 PARTITIONS = ("B2", "B1")
 ROWS = 4

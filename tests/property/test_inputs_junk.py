@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvctl.core.domain.errors import RunFileError
-from kvctl.core.domain.outcomes import judge_foreign
-from kvctl.core.domain.runfile import PartitionSpec
-from kvctl.core.runs.foreign import scan_foreign
-from kvctl.core.runs.indexing import index_entry
-from kvctl.core.runs.inputs import ModelFacts
-from kvctl.core.runs.rows import RowReading, RowRejected, detect, read_row
+from kvctl.core.domain.runs.outcomes import judge_foreign
+from kvctl.core.domain.runs.run_file import PartitionSpec
+from kvctl.core.runs.inputs.indexing import index_entry
+from kvctl.core.runs.inputs.partition import ModelFacts
+from kvctl.core.runs.inputs.rows import RowReading, RowRejected, detect, read_row
+from kvctl.core.runs.outputs.foreign import scan_foreign
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
 values = st.recursive(

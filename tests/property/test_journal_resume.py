@@ -16,9 +16,9 @@ from tests.fakes.generator import FakeGenerator
 from tests.fakes.runs import answered, ids_rows, inline, write_run
 
 from kvctl.core.clock import ManualClock
-from kvctl.core.runs.driver import RunDriver
-from kvctl.core.runs.runfile import load_run
-from kvctl.core.runs.verify import verify
+from kvctl.core.runs.driving.driver import RunDriver
+from kvctl.core.runs.opening.run_file import load_run
+from kvctl.core.runs.opening.verify import verify
 
 ROWS = 9
 
@@ -106,8 +106,8 @@ WRITER = """
 import asyncio, sys
 from pathlib import Path
 from kvctl.core.clock import RealClock
-from kvctl.core.runs.journal import Journal, RESPONSES
-from kvctl.core.runs.records import line_of
+from kvctl.core.runs.outputs.journal import Journal, RESPONSES
+from kvctl.core.runs.outputs.records import line_of
 
 def line(n):
     return line_of({"v": 1, "id": f"r{n}", "partition": "B", "output_ids": list(range(2000)),
@@ -128,9 +128,9 @@ asyncio.run(main())
 
 @pytest.mark.parametrize("lines", [1, 2, 4])
 def test_what_a_killed_writer_called_durable_is_on_disk_whole(tmp_path: Path, lines: int) -> None:
-    from kvctl.core.runs.journal import RESPONSES
-    from kvctl.core.runs.records import ResponseHead
-    from kvctl.core.runs.scan import ScanNotes, read_stream, repair_tails
+    from kvctl.core.runs.outputs.journal import RESPONSES
+    from kvctl.core.runs.outputs.records import ResponseHead
+    from kvctl.core.runs.outputs.scan import ScanNotes, read_stream, repair_tails
 
     child = subprocess.Popen(
         [sys.executable, "-c", WRITER, str(tmp_path), "0"], stdout=subprocess.PIPE, text=True

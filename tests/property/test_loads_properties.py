@@ -5,8 +5,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvctl.core.domain.loads import parse_get_load, parse_v1_loads
-from kvctl.core.domain.serverinfo import parse_server_info
+from kvctl.core.domain.telemetry.loads import parse_get_load, parse_v1_loads
+from kvctl.core.domain.telemetry.server_info import parse_server_info
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
 JSON = st.recursive(

@@ -6,9 +6,9 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvctl.core.domain.loglines import LogKind
-from kvctl.core.domain.logscan import parse_line
-from kvctl.core.domain.startup import StartupProgress, failure_of, fold_startup
+from kvctl.core.domain.logs.lines import LogKind
+from kvctl.core.domain.logs.scan import parse_line
+from kvctl.core.domain.servers.startup import StartupProgress, failure_of, fold_startup
 
 WORDS = st.sampled_from(
     [

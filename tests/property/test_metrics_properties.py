@@ -5,8 +5,8 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvctl.core.domain.rates import percentile, rate
-from kvctl.core.domain.telemetry import Histogram, MetricsReading
+from kvctl.core.domain.telemetry.rates import percentile, rate
+from kvctl.core.domain.telemetry.readings import Histogram, MetricsReading
 from kvctl.core.probes.metrics_text import parse_metrics
 
 PIECES = st.sampled_from(

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvctl.core.domain.throttle import QueueHold
-from kvctl.core.domain.throttle_parameters import ServerSample, ThrottleParameters
+from kvctl.core.domain.throttle.parameters import ServerSample, ThrottleParameters
+from kvctl.core.domain.throttle.queue_hold import QueueHold
 
 samples = st.lists(
     st.tuples(

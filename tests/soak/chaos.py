@@ -27,7 +27,7 @@ from tests.soak.real import EnginePlace
 from tests.soak.simulated import SimPlace
 
 from kvctl.core.controller.commands import CloseRun, StartRun, StartServer
-from kvctl.core.domain.run import RunState
+from kvctl.core.domain.runs.run import RunState
 
 DISK_MB = 64
 MORE = 5

@@ -26,7 +26,7 @@ from kvctl.core.controller.commands import (
     WaitHow,
 )
 from kvctl.core.daemon.waiting import wait_for
-from kvctl.core.domain.run import RunState
+from kvctl.core.domain.runs.run import RunState
 
 Fault = Callable[[SoakPlace, Path, random.Random], None]
 STREAMS = ("raw_responses", "partials", "errors")

@@ -23,8 +23,8 @@ from kvctl.core.controller.commands import (
 from kvctl.core.daemon.client import DaemonClient
 from kvctl.core.daemon.paths import find_paths
 from kvctl.core.domain.errors import DaemonUnreachable
-from kvctl.core.domain.run import Run, RunState
-from kvctl.core.domain.server import Server
+from kvctl.core.domain.runs.run import Run, RunState
+from kvctl.core.domain.servers.server import Server
 
 PRESET = "chaos"
 PATIENCE_S = 60.0

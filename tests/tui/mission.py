@@ -6,9 +6,9 @@ from typing import Any
 
 from kvctl.core.domain.events import Event
 from kvctl.core.domain.figures import Figure, unknown
-from kvctl.core.domain.gpus import GpuDevice, GpuView, Holder, HolderKind
-from kvctl.core.domain.run import Partition, PartitionState, Run, RunState
-from kvctl.core.domain.server import (
+from kvctl.core.domain.gpus.devices import GpuDevice, GpuView, Holder, HolderKind
+from kvctl.core.domain.runs.run import Partition, PartitionState, Run, RunState
+from kvctl.core.domain.servers.server import (
     Decode,
     Failure,
     LaunchFlag,

@@ -5,8 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 from kvctl.core.controller.commands import KillProcesses, Outcome
-from kvctl.core.domain.cleanness import proven
-from kvctl.core.domain.gpus import GpuView, Holder, HolderKind
+from kvctl.core.domain.gpus.cleanness import proven
+from kvctl.core.domain.gpus.devices import GpuView, Holder, HolderKind
 from kvctl.core.domain.snapshot import GpuSeries, Series, Snapshot
 from kvctl.tui.present import kill, layout
 from kvctl.tui.present.kill import KillState, Scope

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from kvctl.core.domain.events import Event
-from kvctl.core.domain.gpus import HolderKind
+from kvctl.core.domain.gpus.devices import HolderKind
 from kvctl.core.domain.snapshot import Snapshot
 from kvctl.core.domain.verdict import Verdict, VerdictWord
 from kvctl.tui.actions import hints

@@ -28,8 +28,8 @@ from kvctl.core.controller.commands import (
     WaitHow,
 )
 from kvctl.core.domain.errors import DaemonUnreachable
-from kvctl.core.domain.gpus import HolderKind, ProcessIdentity
-from kvctl.core.domain.run import RunState
+from kvctl.core.domain.gpus.devices import HolderKind, ProcessIdentity
+from kvctl.core.domain.runs.run import RunState
 from kvctl.core.domain.snapshot import Snapshot
 from kvctl.tui.canvas import Canvas
 from kvctl.tui.feed import FeedLost

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from kvctl.core.controller.commands import Outcome
-from kvctl.core.domain.plan import Planned
+from kvctl.core.domain.launches.plan import Planned
 from kvctl.tui.present import presets, restart
 from kvctl.tui.present.check import Check, read_check
 from kvctl.tui.present.restart import RestartState

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from kvctl.core.domain.run import Run, RunState
+from kvctl.core.domain.runs.run import Run, RunState
 from kvctl.core.domain.snapshot import Snapshot
 from kvctl.tui.present.run import body
 from kvctl.tui.present.view import View

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from kvctl.core.domain.server import Server, ServerState
+from kvctl.core.domain.servers.server import Server, ServerState
 from kvctl.tui.present.server import body
 from kvctl.tui.present.view import View
 from tests.tui import mission

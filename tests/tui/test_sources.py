@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from kvctl.core.cli.render import server_lines
 from kvctl.core.documents import server_document
-from kvctl.core.domain.agreement import Comparison, Told
 from kvctl.core.domain.snapshot import Snapshot
+from kvctl.core.domain.telemetry.agreement import Comparison, Told
 from kvctl.tui.present import decode as pane
 from kvctl.tui.present.header import one_line
 from kvctl.tui.present.line import Line

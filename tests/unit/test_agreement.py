@@ -7,10 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.test_decode import decode_line, decoded, loads, metrics, rank
 
-from kvctl.core.domain.agreement import Comparison
-from kvctl.core.domain.decode import DecodeState, decode_of, fold_loads, fold_log, fold_metrics
-from kvctl.core.domain.logscan import parse_line
-from kvctl.core.domain.telemetry import LoadsReading
+from kvctl.core.domain.logs.scan import parse_line
+from kvctl.core.domain.servers.decode import (
+    DecodeState,
+    decode_of,
+    fold_loads,
+    fold_log,
+    fold_metrics,
+)
+from kvctl.core.domain.telemetry.agreement import Comparison
+from kvctl.core.domain.telemetry.readings import LoadsReading
 
 
 def told(state: DecodeState, now: float, figure: str) -> Comparison:

@@ -2,10 +2,10 @@
 
 import pytest
 
-from kvctl.core.domain.balance import Balance, Moment, contradiction, fold_moment
-from kvctl.core.domain.loads import parse_v1_loads
-from kvctl.core.domain.prefillshare import BusyTime, fold_busy, share_of
-from kvctl.core.domain.telemetry import LoadsReading
+from kvctl.core.domain.telemetry.balance import Balance, Moment, contradiction, fold_moment
+from kvctl.core.domain.telemetry.loads import parse_v1_loads
+from kvctl.core.domain.telemetry.prefill_share import BusyTime, fold_busy, share_of
+from kvctl.core.domain.telemetry.readings import LoadsReading
 
 
 def stretch(seconds: int, generation: float, completed: float, held: float = 0.0) -> Balance | None:

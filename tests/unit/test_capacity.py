@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from kvctl.core.domain.calibration import (
+from kvctl.core.domain.capacity.calibration import (
     Calibration,
     ObservedLaunch,
     calibrate,
     is_capped,
     observed_launch,
 )
-from kvctl.core.domain.capacity import (
+from kvctl.core.domain.capacity.ceiling import (
     BoundBy,
     Lengths,
     admits,
@@ -21,15 +21,15 @@ from kvctl.core.domain.capacity import (
     lengths_of,
     observed_ceiling,
 )
-from kvctl.core.domain.free_memory import GpuRoom
-from kvctl.core.domain.logscan import parse_line
-from kvctl.core.domain.mem_fraction import mem_fraction
-from kvctl.core.domain.model_shape import ModelShape, parse_shape
-from kvctl.core.domain.prediction import Interval, LimitedBy, Prediction, predict_pool
-from kvctl.core.domain.running_cap import max_running
-from kvctl.core.domain.serving_flags import Layout, ServingFlags
+from kvctl.core.domain.capacity.free_memory import GpuRoom
+from kvctl.core.domain.capacity.mem_fraction import mem_fraction
+from kvctl.core.domain.capacity.model_shape import ModelShape, parse_shape
+from kvctl.core.domain.capacity.prediction import Interval, LimitedBy, Prediction, predict_pool
+from kvctl.core.domain.capacity.running_cap import max_running
+from kvctl.core.domain.capacity.weight_estimate import estimate_weights
+from kvctl.core.domain.logs.scan import parse_line
+from kvctl.core.domain.presets.serving_flags import Layout, ServingFlags
 from kvctl.core.domain.units import GIB, MIB
-from kvctl.core.domain.weight_estimate import estimate_weights
 
 MODELS = Path(__file__).parents[1] / "data" / "models"
 H200 = GpuRoom(143_771 * MIB)

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvctl.core.domain.calibration import Calibration
-from kvctl.core.domain.free_memory import GpuRoom
-from kvctl.core.domain.model_shape import ModelShapeUnknown, parse_shape
-from kvctl.core.domain.prediction import Prediction, predict_pool
-from kvctl.core.domain.serving_flags import Layout, ServingFlags, serving_flags
+from kvctl.core.domain.capacity.calibration import Calibration
+from kvctl.core.domain.capacity.free_memory import GpuRoom
+from kvctl.core.domain.capacity.model_shape import ModelShapeUnknown, parse_shape
+from kvctl.core.domain.capacity.prediction import Prediction, predict_pool
+from kvctl.core.domain.capacity.weight_estimate import estimate_weights
+from kvctl.core.domain.presets.serving_flags import Layout, ServingFlags, serving_flags
 from kvctl.core.domain.units import GIB
-from kvctl.core.domain.weight_estimate import estimate_weights
 
 MODELS = Path(__file__).parents[1] / "data" / "models"
 CONFIGS = [json.loads(file.read_text()) for file in sorted(MODELS.glob("*.json"))]

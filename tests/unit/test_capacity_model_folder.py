@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from tests.engine.tiny_model import write_tiny_model
 
-from kvctl.core.domain.model_shape import ModelShapeUnknown
-from kvctl.core.domain.model_weights import WeightPart, WeightSource, rank_weights
-from kvctl.core.domain.serving_flags import Layout
-from kvctl.core.domain.weight_estimate import estimate_weights
+from kvctl.core.domain.capacity.model_shape import ModelShapeUnknown
+from kvctl.core.domain.capacity.model_weights import WeightPart, WeightSource, rank_weights
+from kvctl.core.domain.capacity.weight_estimate import estimate_weights
+from kvctl.core.domain.presets.serving_flags import Layout
 from kvctl.core.servers.model_folder import (
     ModelFolderUnreadable,
     find_model_folder,

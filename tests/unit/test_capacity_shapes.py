@@ -5,23 +5,23 @@ from pathlib import Path
 
 import pytest
 
-from kvctl.core.domain.kv_cell import kv_bytes_per_token, kv_cell, resolved_kv_dtype
-from kvctl.core.domain.model_layers import LayerKind
-from kvctl.core.domain.model_shape import (
+from kvctl.core.domain.capacity.kv_cell import kv_bytes_per_token, kv_cell, resolved_kv_dtype
+from kvctl.core.domain.capacity.model_layers import LayerKind
+from kvctl.core.domain.capacity.model_shape import (
     AttentionKind,
     ModelShape,
     ModelShapeUnknown,
     parse_shape,
 )
-from kvctl.core.domain.model_weights import (
+from kvctl.core.domain.capacity.model_weights import (
     WeightPart,
     part_of_tensor,
     rank_weights,
     unsorted_weights,
 )
-from kvctl.core.domain.serving_flags import Layout, ServingFlags, serving_flags
-from kvctl.core.domain.state_pool import slot_bytes
-from kvctl.core.domain.weight_estimate import estimate_weights
+from kvctl.core.domain.capacity.state_pool import slot_bytes
+from kvctl.core.domain.capacity.weight_estimate import estimate_weights
+from kvctl.core.domain.presets.serving_flags import Layout, ServingFlags, serving_flags
 
 MODELS = Path(__file__).parents[1] / "data" / "models"
 GIB = 1 << 30

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kvctl.core.domain.ceiling import (
+from kvctl.core.domain.capacity.fit import (
     CeilingAction,
     CeilingMarks,
     CeilingReading,
@@ -14,7 +14,7 @@ from kvctl.core.domain.ceiling import (
     step,
     whole_fit,
 )
-from kvctl.core.domain.run import CeilingPolicy
+from kvctl.core.domain.runs.run import CeilingPolicy
 
 CASES = Path(__file__).parents[1] / "data" / "cases"
 PAUSE = CeilingMarks(CeilingPolicy.PAUSE)

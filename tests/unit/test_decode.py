@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from kvctl.core.domain.decode import (
+from kvctl.core.domain.figures import Figure
+from kvctl.core.domain.logs.lines import LogRecord
+from kvctl.core.domain.logs.scan import parse_line
+from kvctl.core.domain.servers.decode import (
     DecodeState,
     decode_of,
     fold_break,
@@ -19,13 +22,10 @@ from kvctl.core.domain.decode import (
     fold_no_metrics,
     frozen_since,
 )
-from kvctl.core.domain.figures import Figure
-from kvctl.core.domain.loads import parse_v1_loads
-from kvctl.core.domain.loglines import LogRecord
-from kvctl.core.domain.logscan import parse_line
-from kvctl.core.domain.metrics import Sample, merge_samples
-from kvctl.core.domain.serverinfo import parse_server_info
-from kvctl.core.domain.telemetry import LoadsReading, MetricsReading, RankLoad
+from kvctl.core.domain.telemetry.loads import parse_v1_loads
+from kvctl.core.domain.telemetry.metrics import Sample, merge_samples
+from kvctl.core.domain.telemetry.readings import LoadsReading, MetricsReading, RankLoad
+from kvctl.core.domain.telemetry.server_info import parse_server_info
 
 DATA = Path(__file__).parents[1] / "data"
 OFF = "the server runs without --enable-metrics"

@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from kvctl.core.domain.steady import (
+from kvctl.core.domain.telemetry.steady import (
     LoadSample,
     Steadiness,
     fold_sample,

@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from kvctl.core.domain.diagnose import diagnose
+from kvctl.core.domain.diagnosis.diagnose import diagnose
+from kvctl.core.domain.diagnosis.scene import Scene
 from kvctl.core.domain.figures import Figure, unknown
-from kvctl.core.domain.gpus import GpuDevice, GpuView, Holder, HolderKind
-from kvctl.core.domain.run import Partition, PartitionState, Run, RunState
-from kvctl.core.domain.scene import Scene
-from kvctl.core.domain.server import Decode, Failure, Server, ServerState
+from kvctl.core.domain.gpus.devices import GpuDevice, GpuView, Holder, HolderKind
+from kvctl.core.domain.runs.run import Partition, PartitionState, Run, RunState
+from kvctl.core.domain.servers.server import Decode, Failure, Server, ServerState
+from kvctl.core.domain.servers.start_failure import silent_end
 from kvctl.core.domain.snapshot import PresetSummary
-from kvctl.core.domain.startfailure import silent_end
 from kvctl.core.domain.verdict import VerdictWord
 
 NOW = 5000.0

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field, replace
 import pytest
 from tests.unit.test_diagnose import NOW, fig, run, scene, server
 
-from kvctl.core.domain.diagnose import diagnose
-from kvctl.core.domain.operating_point import OperatingPoint
-from kvctl.core.domain.run import Partition, PartitionState, Run, RunState
-from kvctl.core.domain.scene import Scene
-from kvctl.core.domain.server import LaunchFlag, Server, ServerState
+from kvctl.core.domain.diagnosis.diagnose import diagnose
+from kvctl.core.domain.diagnosis.scene import Scene
+from kvctl.core.domain.launches.operating_point import OperatingPoint
+from kvctl.core.domain.runs.run import Partition, PartitionState, Run, RunState
+from kvctl.core.domain.servers.server import LaunchFlag, Server, ServerState
 from kvctl.core.domain.snapshot import PresetSummary
 from kvctl.core.domain.verdict import Verdict, VerdictWord
-from kvctl.core.runs.descriptors import why_capped
+from kvctl.core.runs.driving.descriptors import why_capped
 
 W = VerdictWord
 

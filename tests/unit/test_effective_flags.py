@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvctl.core.domain.effectiveflags import CEILING, effective_flags, is_same
-from kvctl.core.domain.flags import FlagCatalogue
-from kvctl.core.domain.server import EffectiveFlag, LaunchFlag
-from kvctl.core.domain.serverinfo import MASK, mask_command, masked, parse_server_info
-from kvctl.core.domain.telemetry import ServerInfo
+from kvctl.core.domain.presets.effective_flags import CEILING, effective_flags, is_same
+from kvctl.core.domain.presets.flags import FlagCatalogue
+from kvctl.core.domain.servers.server import EffectiveFlag, LaunchFlag
+from kvctl.core.domain.telemetry.readings import ServerInfo
+from kvctl.core.domain.telemetry.server_info import MASK, mask_command, masked, parse_server_info
 from kvctl.core.servers.flag_catalogue import from_document
 
 DATA = Path(__file__).parents[1] / "data"

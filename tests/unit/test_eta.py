@@ -6,9 +6,9 @@ from collections import Counter
 
 import pytest
 
-from kvctl.core.domain.eta import Estimate, Part, estimate, own_work, why_not_known
-from kvctl.core.domain.pace import Pace, PaceTrack
-from kvctl.core.domain.survival import Survival, survival
+from kvctl.core.domain.runs.eta import Estimate, Part, estimate, own_work, why_not_known
+from kvctl.core.domain.runs.pace import Pace, PaceTrack
+from kvctl.core.domain.runs.survival import Survival, survival
 
 PACE = Pace(tokens_per_s=100.0, slots=10.0)
 

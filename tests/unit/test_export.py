@@ -12,17 +12,17 @@ from tests.fakes.answers import answer, lines_of, write_journal
 from tests.fakes.runs import ids_rows, write_rows, write_run
 
 from kvctl.core.domain.errors import KvctlError, RunFileError, UsageError
-from kvctl.core.domain.runfile import PartitionSpec
-from kvctl.core.runs.columnar import parquet_rows
-from kvctl.core.runs.export import ExportOrder, ExportRequest, export
-from kvctl.core.runs.exported import ExportReport
-from kvctl.core.runs.indexing import index_entry
-from kvctl.core.runs.inputs import ModelFacts
-from kvctl.core.runs.locating import RunPlace, locate, spec_at
-from kvctl.core.runs.outfile import whole_file
-from kvctl.core.runs.scan import JournalDamaged
-from kvctl.core.runs.shapes import ExportFormat, columns_of
-from kvctl.core.runs.templates import load_renderer
+from kvctl.core.domain.runs.run_file import PartitionSpec
+from kvctl.core.runs.export.export import ExportOrder, ExportRequest, export
+from kvctl.core.runs.export.exported import ExportReport
+from kvctl.core.runs.export.outfile import whole_file
+from kvctl.core.runs.inputs.columnar import parquet_rows
+from kvctl.core.runs.inputs.indexing import index_entry
+from kvctl.core.runs.inputs.partition import ModelFacts
+from kvctl.core.runs.inputs.templates import load_renderer
+from kvctl.core.runs.opening.locating import RunPlace, locate, spec_at
+from kvctl.core.runs.outputs.scan import JournalDamaged
+from kvctl.core.runs.outputs.shapes import ExportFormat, columns_of
 
 Lines = list[dict[str, object]]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kvctl.core.domain.errors import CommandRefused, KvctlError, UsageError
-from kvctl.core.runs.outfile import whole_file
+from kvctl.core.runs.export.outfile import whole_file
 
 
 def write(target: Path, data: bytes = b"{}\n", *, force: bool = False) -> None:
@@ -116,7 +116,7 @@ def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path) -> None:
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from kvctl.core.runs.outfile import whole_file
+from kvctl.core.runs.export.outfile import whole_file
 with whole_file(Path(sys.argv[1])) as sink:
     sink.write(b"x" * 3_000_000)
     os.kill(os.getpid(), signal.SIGKILL)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvctl.core.runs.where import NUMBERS, TEXTS, WhereError, parse_where
+from kvctl.core.runs.export.where import NUMBERS, TEXTS, WhereError, parse_where
 
 RECORD: dict[str, object] = {
     **dict.fromkeys((*TEXTS, *NUMBERS)),

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from kvctl.core.domain.flag_help import read_help
-from kvctl.core.domain.flag_kinds import kind_of
-from kvctl.core.domain.flags import FlagCatalogue, FlagKind, FlagSpec, Severity, check_flags
-from kvctl.core.domain.presets import Origin, Setting
+from kvctl.core.domain.presets.flag_help import read_help
+from kvctl.core.domain.presets.flag_kinds import kind_of
+from kvctl.core.domain.presets.flags import FlagCatalogue, FlagKind, FlagSpec, Severity, check_flags
+from kvctl.core.domain.presets.preset import Origin, Setting
 from kvctl.core.servers.flag_catalogue import from_document
 
 FLAGS = Path(__file__).parents[1] / "data" / "flags"

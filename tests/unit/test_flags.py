@@ -7,10 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from kvctl.core.domain.flags import FlagCatalogue, FlagFinding, FlagKind, Severity, check_flags
-from kvctl.core.domain.launch_plan import render
-from kvctl.core.domain.preset_text import is_secret_flag, parse_preset
-from kvctl.core.domain.presets import merge
+from kvctl.core.domain.presets.flags import (
+    FlagCatalogue,
+    FlagFinding,
+    FlagKind,
+    Severity,
+    check_flags,
+)
+from kvctl.core.domain.presets.launch_plan import render
+from kvctl.core.domain.presets.preset import merge
+from kvctl.core.domain.presets.text import is_secret_flag, parse_preset
 from kvctl.core.servers.flag_catalogue import (
     Installed,
     from_document,

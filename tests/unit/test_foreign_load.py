@@ -1,6 +1,6 @@
 """What is on a server and not ours, from counts that are never of one instant."""
 
-from kvctl.core.domain.foreign_load import ForeignLoad
+from kvctl.core.domain.diagnosis.foreign_load import ForeignLoad
 
 
 def seen(*readings: tuple[float, int, int]) -> int | None:

@@ -8,8 +8,8 @@ from tests.fakes.runs import inline
 from tests.fakes.small_disk import on_small_disk
 
 from kvctl.core.clock import ManualClock
-from kvctl.core.runs.journal import ERRORS, RESPONSES, Journal
-from kvctl.core.runs.records import line_of
+from kvctl.core.runs.outputs.journal import ERRORS, RESPONSES, Journal
+from kvctl.core.runs.outputs.records import line_of
 
 
 def test_a_full_disk_keeps_the_records_and_writes_them_whole_later(tmp_path: Path) -> None:

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 from tests.nvml.cases import device, process_facts
 
-from kvctl.core.controller.server_records import found_record, is_of_this_boot, known_server
+from kvctl.core.controller.servers.records import found_record, is_of_this_boot, known_server
 from kvctl.core.controller.state import ServerRecord
-from kvctl.core.domain.cleanness import proven
-from kvctl.core.domain.gpus import (
+from kvctl.core.domain.gpus.cleanness import proven
+from kvctl.core.domain.gpus.devices import (
     DeviceProcess,
     GpuReading,
     GpuView,
@@ -15,10 +15,10 @@ from kvctl.core.domain.gpus import (
     XidError,
     short_title,
 )
-from kvctl.core.domain.holders import HostFacts, classify
-from kvctl.core.domain.membership import LaunchState, Me
+from kvctl.core.domain.gpus.holders import HostFacts, classify
+from kvctl.core.domain.gpus.membership import LaunchState, Me
+from kvctl.core.domain.gpus.supervisors import find_owner
 from kvctl.core.domain.snapshot import Snapshot
-from kvctl.core.domain.supervisors import find_owner
 from kvctl.core.gpu_documents import gpus_document
 from kvctl.core.servers.discover import FoundServer
 

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from tests.nvml.cases import device, figure
 
-from kvctl.core.controller.gpu_history import LENGTH, STEP_S, GpuHistory
-from kvctl.core.domain.gpus import GpuView
+from kvctl.core.controller.gpus.history import LENGTH, STEP_S, GpuHistory
+from kvctl.core.domain.gpus.devices import GpuView
 
 
 def view(at: float, used: float | None, busy: float | None) -> GpuView:

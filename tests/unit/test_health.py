@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from kvctl.core.domain.decode import DecodeState, fold_loads, fold_metrics
-from kvctl.core.domain.health import HealthInputs, assess
-from kvctl.core.domain.server import Failure, ServerState
-from kvctl.core.domain.telemetry import LoadsReading, MetricsReading, RankLoad
+from kvctl.core.domain.servers.decode import DecodeState, fold_loads, fold_metrics
+from kvctl.core.domain.servers.health import HealthInputs, assess
+from kvctl.core.domain.servers.server import Failure, ServerState
+from kvctl.core.domain.telemetry.readings import LoadsReading, MetricsReading, RankLoad
 
 CASES = Path(__file__).parents[1] / "data" / "cases"
 BUSY = HealthInputs(

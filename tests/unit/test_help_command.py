@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvctl.core.domain.help_command import of_interpreter, of_template
+from kvctl.core.domain.presets.help_command import of_interpreter, of_template
 
 ENTRY = ["-m", "sglang.launch_server", "{sglang_args}"]
 IMAGE = ["--gpus", "all", "lmsysorg/sglang:v0.5.10", "python3"]

@@ -2,8 +2,8 @@
 
 from tests.nvml.cases import load_case
 
-from kvctl.core.domain.gpus import GpuView, Holder, HolderKind
-from kvctl.core.domain.holding import (
+from kvctl.core.domain.gpus.devices import GpuView, Holder, HolderKind
+from kvctl.core.domain.gpus.holding import (
     confirmation_text,
     describe,
     leftover_bytes,

@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 from tests.nvml.cases import device, process_facts
 
-from kvctl.core.domain.gpus import (
+from kvctl.core.domain.gpus.devices import (
     DeviceProcess,
     GpuReading,
     GpuView,
@@ -13,10 +13,10 @@ from kvctl.core.domain.gpus import (
     ProcessFacts,
     ProcessIdentity,
 )
-from kvctl.core.domain.holders import HostFacts, classify
-from kvctl.core.domain.kinship import is_engine, is_engine_main, rank_of
-from kvctl.core.domain.membership import KnownServer, LaunchState, Me, judge
-from kvctl.core.domain.supervisors import Owner
+from kvctl.core.domain.gpus.holders import HostFacts, classify
+from kvctl.core.domain.gpus.kinship import is_engine, is_engine_main, rank_of
+from kvctl.core.domain.gpus.membership import KnownServer, LaunchState, Me, judge
+from kvctl.core.domain.gpus.supervisors import Owner
 
 ME = Me(1000, "op", 4)
 SERVER = KnownServer("main", 100, 100, 100)

@@ -2,9 +2,9 @@ from dataclasses import replace
 
 from tests.nvml.cases import device, process_facts
 
-from kvctl.core.domain.gpus import DeviceProcess, GpuDevice, GpuReading, GpuView, HolderKind
-from kvctl.core.domain.holders import HostFacts, classify
-from kvctl.core.domain.holding import (
+from kvctl.core.domain.gpus.devices import DeviceProcess, GpuDevice, GpuReading, GpuView, HolderKind
+from kvctl.core.domain.gpus.holders import HostFacts, classify
+from kvctl.core.domain.gpus.holding import (
     confirmation_text,
     describe,
     idle_limit,
@@ -13,8 +13,8 @@ from kvctl.core.domain.holding import (
     standing_holders,
     unexplained_bytes,
 )
-from kvctl.core.domain.membership import Me
-from kvctl.core.domain.supervisors import Owner
+from kvctl.core.domain.gpus.membership import Me
+from kvctl.core.domain.gpus.supervisors import Owner
 
 MIB = 1 << 20
 GIB = 1 << 30

@@ -1,8 +1,8 @@
 import pytest
 from tests.nvml.cases import process_facts
 
-from kvctl.core.domain.gpus import ProcessFacts
-from kvctl.core.domain.supervisors import Owner, find_owner
+from kvctl.core.domain.gpus.devices import ProcessFacts
+from kvctl.core.domain.gpus.supervisors import Owner, find_owner
 
 ID = "3f2a9c0d1e4b" + "0" * 52
 MAIN = "python -m sglang.launch_server"

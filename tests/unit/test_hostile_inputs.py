@@ -19,9 +19,9 @@ import zstandard
 from tests.engine.tiny_model import write_tiny_model
 
 from kvctl.core.domain.errors import KvctlError
-from kvctl.core.runs.opened import OpenedRun
-from kvctl.core.runs.opening import OpenOptions, open_run
-from kvctl.core.runs.runfile import load_run
+from kvctl.core.runs.opening.opened import OpenedRun
+from kvctl.core.runs.opening.opening import OpenOptions, open_run
+from kvctl.core.runs.opening.run_file import load_run
 
 GOOD = b'{"id":"good","prompt":"x"}\n'
 DEEP = 200_000

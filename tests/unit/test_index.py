@@ -9,10 +9,10 @@ import pytest
 from tests.fakes.runs import inline
 
 from kvctl.core.clock import ManualClock
-from kvctl.core.runs.index import INDEX, Entry, read_index
-from kvctl.core.runs.journal import RESPONSES, Journal, parts_of
-from kvctl.core.runs.records import FinishHead, ResponseHead, line_of
-from kvctl.core.runs.scan import ScanNotes, read_answers
+from kvctl.core.runs.outputs.index import INDEX, Entry, read_index
+from kvctl.core.runs.outputs.journal import RESPONSES, Journal, parts_of
+from kvctl.core.runs.outputs.records import FinishHead, ResponseHead, line_of
+from kvctl.core.runs.outputs.scan import ScanNotes, read_answers
 
 COUNT = 40
 Found = list[tuple[str, Entry]]
@@ -212,7 +212,7 @@ def test_an_index_that_cannot_be_written_stops_neither_writing_nor_resuming(tmp_
 
 
 def test_many_small_blocks_are_joined(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvctl.core.runs.scan._MANY_BLOCKS", 5)
+    monkeypatch.setattr("kvctl.core.runs.outputs.scan._MANY_BLOCKS", 5)
     before = resumed(folder)
     assert read_index(folder).blocks == len(parts_of(folder, RESPONSES))
     assert resumed(folder) == before

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from kvctl.core.domain.errors import KvctlError, RunFileError
-from kvctl.core.domain.runfile import Order
-from kvctl.core.runs.inputs import ModelFacts, PartitionIndex
-from kvctl.core.runs.opening import index_run
-from kvctl.core.runs.runfile import load_run
+from kvctl.core.domain.runs.run_file import Order
+from kvctl.core.runs.inputs.partition import ModelFacts, PartitionIndex
+from kvctl.core.runs.opening.opening import index_run
+from kvctl.core.runs.opening.run_file import load_run
 
 
 def run(folder: Path, partitions: str) -> Path:

@@ -13,11 +13,11 @@ import pytest
 import zstandard
 from tests.engine.tiny_model import write_tiny_model
 
-from kvctl.core.domain.runfile import InputFormat, PartitionSpec, Turns
-from kvctl.core.runs.indexing import index_entry
-from kvctl.core.runs.inputs import ModelFacts, PartitionIndex
-from kvctl.core.runs.rows import Row, RowRejected
-from kvctl.core.runs.templates import load_renderer, vocabulary_of
+from kvctl.core.domain.runs.run_file import InputFormat, PartitionSpec, Turns
+from kvctl.core.runs.inputs.indexing import index_entry
+from kvctl.core.runs.inputs.partition import ModelFacts, PartitionIndex
+from kvctl.core.runs.inputs.rows import Row, RowRejected
+from kvctl.core.runs.inputs.templates import load_renderer, vocabulary_of
 
 PROMPTS = Path(__file__).parents[1] / "data" / "prompts"
 Rows = list[dict[str, Any]]

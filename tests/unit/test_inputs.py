@@ -9,11 +9,11 @@ from tests.engine.tiny_model import BOS_ID, SPECIAL_TOKENS, write_tiny_model
 from tests.fakes.runs import write_rows
 
 from kvctl.core.domain.errors import RunFileError
-from kvctl.core.domain.runfile import InputFormat, PartitionSpec
-from kvctl.core.runs import jsonarray, templates
-from kvctl.core.runs.indexing import index_entry
-from kvctl.core.runs.inputs import ModelFacts, PartitionIndex
-from kvctl.core.runs.templates import load_renderer, vocabulary_of
+from kvctl.core.domain.runs.run_file import InputFormat, PartitionSpec
+from kvctl.core.runs.inputs import json_array, templates
+from kvctl.core.runs.inputs.indexing import index_entry
+from kvctl.core.runs.inputs.partition import ModelFacts, PartitionIndex
+from kvctl.core.runs.inputs.templates import load_renderer, vocabulary_of
 
 PROMPTS = Path(__file__).parents[1] / "data" / "prompts"
 
@@ -223,7 +223,7 @@ def test_packed_files_and_arrays_are_read_at_any_row(tmp_path: Path) -> None:
 def test_a_large_array_is_read_piece_by_piece(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jsonarray, "_CHUNK_BYTES", 7)
+    monkeypatch.setattr(json_array, "_CHUNK_BYTES", 7)
     rows = [{"id": f"é{n}", "prompt": "日本" * n} for n in range(1, 12)]
     (tmp_path / "b.json").write_text(json.dumps(rows, ensure_ascii=False))
     found = index(tmp_path / "b.json", spool=tmp_path)

@@ -12,10 +12,10 @@ import pytest
 from tests.fakes.runs import inline
 
 from kvctl.core.clock import ManualClock
-from kvctl.core.runs.foreign import ForeignScan, read_done_from, scan_foreign
-from kvctl.core.runs.journal import ERRORS, RESPONSES, Journal, in_thread, parts_of
-from kvctl.core.runs.records import ResponseHead, line_of
-from kvctl.core.runs.scan import (
+from kvctl.core.runs.outputs.foreign import ForeignScan, read_done_from, scan_foreign
+from kvctl.core.runs.outputs.journal import ERRORS, RESPONSES, Journal, in_thread, parts_of
+from kvctl.core.runs.outputs.records import ResponseHead, line_of
+from kvctl.core.runs.outputs.scan import (
     JournalDamaged,
     ScanNotes,
     read_stream,

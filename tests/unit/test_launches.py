@@ -5,7 +5,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from kvctl.core.domain.launches import (
+from kvctl.core.domain.launches.launch import (
     POINTS_KEPT,
     LaunchRecord,
     best_points,
@@ -14,7 +14,7 @@ from kvctl.core.domain.launches import (
     observed_of,
     with_point,
 )
-from kvctl.core.domain.operating_point import OperatingPoint
+from kvctl.core.domain.launches.operating_point import OperatingPoint
 from kvctl.core.domain.units import GIB
 
 BEGUN = {"event": "begun", "id": "a", "preset": "p", "wall": 5.0, "argv": ["python", "-m"]}

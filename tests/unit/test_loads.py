@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from kvctl.core.domain.loads import loads_of_info, parse_get_load, parse_v1_loads
-from kvctl.core.domain.serverinfo import MASK, parse_server_info
-from kvctl.core.domain.telemetry import LoadsReading, ServerInfo
+from kvctl.core.domain.telemetry.loads import loads_of_info, parse_get_load, parse_v1_loads
+from kvctl.core.domain.telemetry.readings import LoadsReading, ServerInfo
+from kvctl.core.domain.telemetry.server_info import MASK, parse_server_info
 from kvctl.core.domain.versions import is_at_least
 
 DATA = Path(__file__).parents[1] / "data"

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from kvctl.core.domain.loglines import LogKind, LogRecord
-from kvctl.core.domain.logscan import parse_line
+from kvctl.core.domain.logs.lines import LogKind, LogRecord
+from kvctl.core.domain.logs.scan import parse_line
 
 CASES = Path(__file__).parents[1] / "data" / "cases"
 

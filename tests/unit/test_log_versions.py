@@ -2,8 +2,8 @@
 
 import pytest
 
-from kvctl.core.domain.loglines import LogKind
-from kvctl.core.domain.logscan import parse_line
+from kvctl.core.domain.logs.lines import LogKind
+from kvctl.core.domain.logs.scan import parse_line
 
 STAMP = "[2026-11-02 09:30:00 TP0] "
 

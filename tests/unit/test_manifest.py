@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from tests.engine.tiny_model import write_tiny_model
 
-from kvctl.core.runs.folder import ManifestDiffers
-from kvctl.core.runs.opening import OpenOptions, open_run
-from kvctl.core.runs.runfile import load_run
+from kvctl.core.runs.opening.opening import OpenOptions, open_run
+from kvctl.core.runs.opening.run_file import load_run
+from kvctl.core.runs.outputs.folder import ManifestDiffers
 
 RUN = """
 [run]

@@ -2,9 +2,9 @@
 
 import math
 
-from kvctl.core.domain.metrics import Sample, merge_samples
-from kvctl.core.domain.rates import increase, mean, percentile, rate, was_reset, window
-from kvctl.core.domain.telemetry import Histogram, MetricsReading
+from kvctl.core.domain.telemetry.metrics import Sample, merge_samples
+from kvctl.core.domain.telemetry.rates import increase, mean, percentile, rate, was_reset, window
+from kvctl.core.domain.telemetry.readings import Histogram, MetricsReading
 
 
 def reading(at: float, **counters: float) -> MetricsReading:

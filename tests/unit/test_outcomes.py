@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvctl.core.domain.outcomes import (
+from kvctl.core.domain.runs.outcomes import (
     Answer,
     ForeignKind,
     Kind,

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 from tests.fakes.plans import BASELINE, LAUNCH, MEASURED, SCENE, candidate, planned, point
 
-from kvctl.core.domain.capacity import BoundBy
-from kvctl.core.domain.plan import lengths_that_hold, plan, works_of
-from kvctl.core.domain.run import Partition, PartitionState, Run, RunState
-from kvctl.core.domain.serving_flags import Layout
+from kvctl.core.domain.capacity.ceiling import BoundBy
+from kvctl.core.domain.launches.plan import lengths_that_hold, plan, works_of
+from kvctl.core.domain.presets.serving_flags import Layout
+from kvctl.core.domain.runs.run import Partition, PartitionState, Run, RunState
 from kvctl.core.domain.units import GIB
 
 

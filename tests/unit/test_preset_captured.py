@@ -8,12 +8,12 @@ import pytest
 import tomli_w
 
 from kvctl.core.domain.errors import PresetError
-from kvctl.core.domain.launch_plan import LaunchPlan, render
-from kvctl.core.domain.preset_capture import document_of, entry_of
-from kvctl.core.domain.preset_docker import preset_of_container
-from kvctl.core.domain.preset_systemd import parse_unit, preset_of_unit
-from kvctl.core.domain.preset_text import parse_preset
-from kvctl.core.domain.presets import merge
+from kvctl.core.domain.presets.capture import document_of, entry_of
+from kvctl.core.domain.presets.docker import preset_of_container
+from kvctl.core.domain.presets.launch_plan import LaunchPlan, render
+from kvctl.core.domain.presets.preset import merge
+from kvctl.core.domain.presets.systemd import parse_unit, preset_of_unit
+from kvctl.core.domain.presets.text import parse_preset
 
 LAUNCHES = Path(__file__).parents[1] / "data" / "launches"
 ENVIRONMENT = {"HF_TOKEN": "from-env", "SGLANG_API_KEY": "key"}

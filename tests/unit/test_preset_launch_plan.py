@@ -5,11 +5,11 @@ from collections.abc import Mapping
 import pytest
 import tomli_w
 
-from kvctl.core.domain.launch_plan import LaunchPlan, missing_variables, redact, render
-from kvctl.core.domain.preset_capture import document_of
-from kvctl.core.domain.preset_diff import diff, diff_argv, numerics_of
-from kvctl.core.domain.preset_text import parse_preset
-from kvctl.core.domain.presets import InvalidPreset, Preset, merge
+from kvctl.core.domain.presets.capture import document_of
+from kvctl.core.domain.presets.diff import diff, diff_argv, numerics_of
+from kvctl.core.domain.presets.launch_plan import LaunchPlan, missing_variables, redact, render
+from kvctl.core.domain.presets.preset import InvalidPreset, Preset, merge
+from kvctl.core.domain.presets.text import parse_preset
 
 
 def preset_of(text: str) -> Preset:

@@ -4,8 +4,14 @@ from collections.abc import Mapping
 
 import pytest
 
-from kvctl.core.domain.preset_text import parse_preset
-from kvctl.core.domain.presets import InvalidPreset, Preset, PresetProblem, PresetSource, resolve
+from kvctl.core.domain.presets.preset import (
+    InvalidPreset,
+    Preset,
+    PresetProblem,
+    PresetSource,
+    resolve,
+)
+from kvctl.core.domain.presets.text import parse_preset
 
 
 def preset_of(files: Mapping[str, str], name: str) -> Preset:

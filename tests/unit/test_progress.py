@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvctl.core.domain.progress import (
+from kvctl.core.domain.runs.progress import (
     Lengths,
     RateWindow,
     Work,

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from kvctl.core.domain.outcomes import Answer, Kind, judge
+from kvctl.core.domain.runs.outcomes import Answer, Kind, judge
 from kvctl.core.ports import GenerateReply, TransportFailed
-from kvctl.core.runs.token_ids import TokenIds
-from kvctl.core.runs.transport import _as_reply
+from kvctl.core.runs.sending.token_ids import TokenIds
+from kvctl.core.runs.sending.transport import _as_reply
 
 META = '"meta_info":{"finish_reason":{"type":"stop"}}'
 ODD = {

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from kvctl.core.domain.retraction_probe import RetractionProbe
-from kvctl.core.domain.throttle_parameters import ServerSample, ThrottleParameters
+from kvctl.core.domain.throttle.parameters import ServerSample, ThrottleParameters
+from kvctl.core.domain.throttle.retraction_probe import RetractionProbe
 
 PLAIN = ServerSample(
     0.0, 100, 10, 0.95, 0, generated_per_s=1000.0, ended_total=0, recompute_ratio=0.2

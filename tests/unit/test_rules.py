@@ -2,9 +2,9 @@
 
 import pytest
 
-from kvctl.core.domain.preset_text import parse_preset
-from kvctl.core.domain.presets import Preset, merge
-from kvctl.core.domain.rules import Rule, refusals, refusals_of_argv
+from kvctl.core.domain.presets.preset import Preset, merge
+from kvctl.core.domain.presets.rules import Rule, refusals, refusals_of_argv
+from kvctl.core.domain.presets.text import parse_preset
 
 NO_FP8 = Rule("kv-cache-dtype", ("fp8*",), "fp8 KV degrades this model noticeably")
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from kvctl.core.domain.errors import RunFileError
-from kvctl.core.domain.run import CeilingPolicy
-from kvctl.core.domain.runfile import InputFormat, Order, RunFileProblems
-from kvctl.core.runs.runfile import load_run
+from kvctl.core.domain.runs.run import CeilingPolicy
+from kvctl.core.domain.runs.run_file import InputFormat, Order, RunFileProblems
+from kvctl.core.runs.opening.run_file import load_run
 
 WHOLE = """
 [run]

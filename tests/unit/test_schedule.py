@@ -1,7 +1,7 @@
 """Which row goes next: partials, retries whose time has come, scouts, then the partitions."""
 
-from kvctl.core.domain.runfile import Order
-from kvctl.core.runs.schedule import Job, PartialAt, Schedule
+from kvctl.core.domain.runs.run_file import Order
+from kvctl.core.runs.opening.schedule import Job, PartialAt, Schedule
 
 
 def taken(schedule: Schedule, count: int, now: float = 0.0) -> list[tuple[int, int]]:

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from kvctl.core.domain.flags import FlagCatalogue, Severity, check_flags
-from kvctl.core.domain.preset_text import parse_preset
-from kvctl.core.domain.presets import InvalidPreset, merge
+from kvctl.core.domain.presets.flags import FlagCatalogue, Severity, check_flags
+from kvctl.core.domain.presets.preset import InvalidPreset, merge
+from kvctl.core.domain.presets.text import parse_preset
 from kvctl.core.servers.flag_catalogue import from_document
 
 FLAGS = Path(__file__).parents[1] / "data" / "flags"

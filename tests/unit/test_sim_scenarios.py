@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 import kvctl
 from kvctl.core.clock import ManualClock
-from kvctl.core.domain.kv_cell import kv_cell
-from kvctl.core.domain.serving_flags import Layout, ServingFlags
+from kvctl.core.domain.capacity.kv_cell import kv_cell
+from kvctl.core.domain.presets.serving_flags import Layout, ServingFlags
 from kvctl.core.servers.model_folder import find_model_folder, read_model_folder
 from kvctl.core.sim.answers import EOS_ID, LengthLaw, answer_to, ids_of_text
 from kvctl.core.sim.closed_loop import ClosedLoopResult, in_weighted_order, measure, run_closed_loop

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from kvctl.core.domain.loglines import LogRecord
-from kvctl.core.domain.logscan import parse_line
-from kvctl.core.domain.server import Failure, StageState
-from kvctl.core.domain.startfailure import cause_of, silent_end
-from kvctl.core.domain.startup import (
+from kvctl.core.domain.logs.lines import LogRecord
+from kvctl.core.domain.logs.scan import parse_line
+from kvctl.core.domain.servers.server import Failure, StageState
+from kvctl.core.domain.servers.start_failure import cause_of, silent_end
+from kvctl.core.domain.servers.startup import (
     StartupProgress,
     failure_of,
     fold_startup,

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvctl.core.domain.step_law import RatePoint, expected_rate
+from kvctl.core.domain.launches.step_law import RatePoint, expected_rate
 
 
 def point(running: float, rate: float, window_s: float = 120.0) -> RatePoint:

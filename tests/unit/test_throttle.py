@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from kvctl.core.domain.throttle import QueueHold
-from kvctl.core.domain.throttle_parameters import ServerSample, ThrottleParameters
+from kvctl.core.domain.throttle.parameters import ServerSample, ThrottleParameters
+from kvctl.core.domain.throttle.queue_hold import QueueHold
 
 
 def sample(at: float, running: int, queued: int, usage: float = 0.6) -> ServerSample:

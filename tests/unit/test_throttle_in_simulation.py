@@ -18,8 +18,8 @@ from tests.fakes.throttled import (
     pace,
 )
 
-from kvctl.core.domain.throttle import QueueHold
-from kvctl.core.domain.throttle_parameters import ThrottleParameters
+from kvctl.core.domain.throttle.parameters import ThrottleParameters
+from kvctl.core.domain.throttle.queue_hold import QueueHold
 from kvctl.core.sim.model import StepLaw
 
 WARM_S, END_S = 600, 2400

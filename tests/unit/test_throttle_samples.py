@@ -1,7 +1,7 @@
 """The throttle law's sample from a server's own figures."""
 
-from kvctl.core.domain.samples import sample_of
-from kvctl.core.domain.telemetry import LoadsReading, MetricsReading, RankLoad
+from kvctl.core.domain.telemetry.readings import LoadsReading, MetricsReading, RankLoad
+from kvctl.core.domain.throttle.samples import sample_of
 
 
 def rank(number: int, running: int | None, usage: float, taken: float | None = 995.0) -> RankLoad:

@@ -5,8 +5,8 @@ import hashlib
 import msgspec
 import pytest
 
-from kvctl.core.runs.records import prompt_hash
-from kvctl.core.runs.token_ids import TokenIds
+from kvctl.core.runs.outputs.records import prompt_hash
+from kvctl.core.runs.sending.token_ids import TokenIds
 
 
 def test_they_are_counted_and_read_like_any_sequence() -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvctl.core.controller.commands import Outcome
-from kvctl.core.domain.prediction import EXACT_RATIO
+from kvctl.core.domain.capacity.prediction import EXACT_RATIO
 from kvctl.core.domain.units import kilo_tokens
 
 

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvctl.core.domain.figures import Figure
-from kvctl.core.domain.run import Run
-from kvctl.core.domain.server import Decode
+from kvctl.core.domain.runs.run import Run
+from kvctl.core.domain.servers.server import Decode
 from kvctl.core.domain.snapshot import Series, Snapshot
 from kvctl.core.domain.units import duration, kilo_tokens, thousands
 from kvctl.tui.present.figures import (

@@ -1,6 +1,6 @@
 """The failure card: first cause, what to do, evidence, and what state everything is in now."""
 
-from kvctl.core.domain.server import Server
+from kvctl.core.domain.servers.server import Server
 from kvctl.core.domain.snapshot import Snapshot
 from kvctl.core.domain.units import duration, kilo_tokens, thousands
 from kvctl.tui.present.gpus import holders_in_words

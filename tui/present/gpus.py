@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from statistics import median
 
 from kvctl.core.domain.figures import Figure
-from kvctl.core.domain.gpus import GpuDevice, GpuView, Holder, HolderKind
-from kvctl.core.domain.holding import every_holder, shown_holders
+from kvctl.core.domain.gpus.devices import GpuDevice, GpuView, Holder, HolderKind
+from kvctl.core.domain.gpus.holding import every_holder, shown_holders
 from kvctl.core.domain.snapshot import Snapshot
 from kvctl.core.domain.units import GIB, thousands
 from kvctl.tui.present.figures import MISSING, Reading, Slot, bar, put_figure

@@ -1,6 +1,6 @@
 """Pane 2 in a small terminal: one line for what is alike, one for what is not."""
 
-from kvctl.core.domain.gpus import GpuDevice, GpuView, Holder, HolderKind
+from kvctl.core.domain.gpus.devices import GpuDevice, GpuView, Holder, HolderKind
 from kvctl.core.domain.snapshot import Snapshot
 from kvctl.core.domain.units import GIB, MIB, thousands
 from kvctl.tui.present.figures import MISSING

@@ -2,8 +2,8 @@
 
 import time
 
-from kvctl.core.domain.run import Run, RunState
-from kvctl.core.domain.server import Server
+from kvctl.core.domain.runs.run import Run, RunState
+from kvctl.core.domain.servers.server import Server
 from kvctl.core.domain.snapshot import Snapshot
 from kvctl.core.domain.units import thousands
 from kvctl.tui.present.line import Cell, Ink, Line, Pen

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, replace
 
-from kvctl.core.domain.gpus import GpuDevice, GpuView, Holder, HolderKind
-from kvctl.core.domain.holding import shown_holders
+from kvctl.core.domain.gpus.devices import GpuDevice, GpuView, Holder, HolderKind
+from kvctl.core.domain.gpus.holding import shown_holders
 from kvctl.core.domain.snapshot import GpuSeries, Snapshot
 from kvctl.core.domain.units import GIB, duration
 from kvctl.tui.present.figures import MISSING, Reading, spark

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from kvctl.core.domain.gpus import GpuView, Holder, HolderKind
-from kvctl.core.domain.holding import every_holder, is_left_behind, stuck_advice
+from kvctl.core.domain.gpus.devices import GpuView, Holder, HolderKind
+from kvctl.core.domain.gpus.holding import every_holder, is_left_behind, stuck_advice
 from kvctl.core.domain.snapshot import Snapshot
 from kvctl.core.domain.units import mib
 from kvctl.tui.present.box import Box

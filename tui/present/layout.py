@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from kvctl.core.domain.server import ServerState
+from kvctl.core.domain.servers.server import ServerState
 from kvctl.core.domain.snapshot import Snapshot
 from kvctl.tui.present import (
     decode,

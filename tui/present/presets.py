@@ -1,8 +1,8 @@
 """Pane 5, presets: what a restart would bring, from the last launches on this host."""
 
-from kvctl.core.domain.plan import Part, Planned
-from kvctl.core.domain.prediction import EXACT_RATIO
-from kvctl.core.domain.run import Run
+from kvctl.core.domain.capacity.prediction import EXACT_RATIO
+from kvctl.core.domain.launches.plan import Part, Planned
+from kvctl.core.domain.runs.run import Run
 from kvctl.core.domain.snapshot import PresetSummary, Snapshot
 from kvctl.core.domain.units import gib, kilo_tokens, thousands
 from kvctl.tui.present.figures import MISSING, rounded_tokens

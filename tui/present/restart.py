@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvctl.core.controller.commands import WaitHow
-from kvctl.core.domain.server import Server, ServerState, StageState
+from kvctl.core.domain.servers.server import Server, ServerState, StageState
 from kvctl.core.domain.snapshot import PresetSummary, Snapshot
 from kvctl.core.domain.units import duration, kilo_tokens
 from kvctl.tui.present import stages

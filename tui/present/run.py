@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from kvctl.core.domain.figures import Figure
-from kvctl.core.domain.run import Partition, PartitionState, Run, RunState
+from kvctl.core.domain.runs.run import Partition, PartitionState, Run, RunState
 from kvctl.core.domain.snapshot import Snapshot
 from kvctl.core.domain.units import kilo_tokens, thousands
 from kvctl.tui.present.figures import MISSING, bar, seconds_short

@@ -1,6 +1,6 @@
 """Pane 4, the server: the settings that decide, and what the log last said."""
 
-from kvctl.core.domain.server import EffectiveFlag, LaunchFlag, Server
+from kvctl.core.domain.servers.server import EffectiveFlag, LaunchFlag, Server
 from kvctl.core.domain.snapshot import Snapshot
 from kvctl.core.domain.units import clock_time, duration, thousands
 from kvctl.tui.present.line import Ink, Line, Pen, plain

@@ -1,7 +1,7 @@
 """Small screens: no sparklines and no bars, then the verdict and four lines, then one line."""
 
 from kvctl.core.domain.figures import Figure
-from kvctl.core.domain.server import Decode
+from kvctl.core.domain.servers.server import Decode
 from kvctl.core.domain.snapshot import Snapshot
 from kvctl.core.domain.units import kilo_tokens, thousands
 from kvctl.tui.present import events, gpus_compact, run, stages, verdict

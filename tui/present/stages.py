@@ -1,6 +1,6 @@
 """Pane 1 while a server starts or stops: the stages with proof and time."""
 
-from kvctl.core.domain.server import Server, Stage, StageState
+from kvctl.core.domain.servers.server import Server, Stage, StageState
 from kvctl.core.domain.snapshot import Snapshot
 from kvctl.core.domain.units import duration
 from kvctl.tui.present.figures import MISSING, bar, seconds_short

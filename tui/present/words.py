@@ -3,8 +3,8 @@
 import re
 import time
 
-from kvctl.core.domain.run import Partition, PartitionState, Run, RunState
-from kvctl.core.domain.server import Server, ServerState, StageState
+from kvctl.core.domain.runs.run import Partition, PartitionState, Run, RunState
+from kvctl.core.domain.servers.server import Server, ServerState, StageState
 from kvctl.core.domain.snapshot import Snapshot
 from kvctl.core.domain.units import duration
 

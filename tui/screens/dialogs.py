@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from kvctl.core.controller.commands import KillProcesses, Outcome
-from kvctl.core.domain.gpus import ProcessIdentity
+from kvctl.core.domain.gpus.devices import ProcessIdentity
 from kvctl.tui.field import Field
 from kvctl.tui.present import kill
 from kvctl.tui.present.box import Box, Option, entry_line

@@ -9,7 +9,7 @@ from kvctl.core.controller.commands import (
     RestartServer,
     StartServer,
 )
-from kvctl.core.domain.server import ServerState
+from kvctl.core.domain.servers.server import ServerState
 from kvctl.core.domain.snapshot import Snapshot
 from kvctl.tui.actions import action_for
 from kvctl.tui.present import restart

@@ -1,0 +1,1 @@
+"""GPUs under watch, and ending what holds their memory, with proof."""

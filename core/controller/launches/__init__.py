@@ -1,0 +1,1 @@
+"""The ledger of launches while they serve, operating points, and plans for presets."""

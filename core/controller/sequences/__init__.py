@@ -1,0 +1,1 @@
+"""Start, stop and restart as sequences of proven stages, also over kvctld's own death."""

@@ -1,0 +1,1 @@
+"""Servers under watch: their sources, their records, freezing and the live cap."""

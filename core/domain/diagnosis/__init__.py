@@ -1,0 +1,1 @@
+"""The verdict: ranked rules over the picture of the host, each with its lever."""

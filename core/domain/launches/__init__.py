@@ -1,0 +1,1 @@
+"""What launches got and measured, and what another preset would bring."""

@@ -1,0 +1,1 @@
+"""One server: what it is, how its start goes, why it ended, how it decodes."""

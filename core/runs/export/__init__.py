@@ -1,0 +1,1 @@
+"""Accepted answers as JSON lines for training: chosen, ordered, shaped, written whole."""
