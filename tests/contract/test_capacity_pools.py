@@ -5,7 +5,7 @@ from tests.benchmarks.capacity import Compared, compared
 
 ROWS = compared()
 WITHIN_ALONE, WITHIN_CALIBRATED = 0.05, 0.01
-QUIET_SERIES = ("h200-0.5.17", "cpu-large")
+QUIET_SERIES = ("h200-0.5.17", "h200-0.5.17-again", "cpu-large", "cpu-large-again")
 """Recorded where nothing else took or gave back memory; the others, on a CPU, beside other work."""
 QUIET = [row for row in ROWS if row.calibrated and row.start.series in QUIET_SERIES]
 
