@@ -38,7 +38,8 @@ class Pace:
     @property
     def is_known(self) -> bool:
         """Whether anything is made at all."""
-        return self.tokens_per_s > 0 and self.slots > 0
+        nothing = _LEAST / 2  # a mean of what is kept, however it is rounded, is above it
+        return self.tokens_per_s > nothing and self.slots > nothing
 
     def at(self, requests: float) -> float:
         """Return tokens per second with so many requests."""
