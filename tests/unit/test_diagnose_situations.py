@@ -142,6 +142,33 @@ SITUATIONS = (
         "schedule-conservativeness 0.3 at the next restart (~79 at once",
     ),
     Situation(
+        "the same at a small pool, where AUTO keeps a small queue",
+        scene(at(11, 4, 0.53, 4096), auto(15, partitions=(part(420, 240.0, 404.0),))),
+        W.LEVER,
+        ("Queue 4 at pool 0.53: admission reserves more than answers use",),
+        "schedule-conservativeness 0.3 at the next restart (~19 at once",
+    ),
+    Situation(
+        "lengths that are fixed, seen on SGLang 0.5.23",
+        scene(
+            replace(at(11, 4, 0.53, 4096), version="0.5.23"),
+            auto(15, in_flight_fixed=15, partitions=(part(420, 240.0, 404.0),)),
+        ),
+        W.LIMIT,
+        ("reserves the whole of each answer, for with ignore_eos none ends early",),
+        "Only a larger pool, or answers that may end before max_new_tokens",
+    ),
+    Situation(
+        "lengths that are fixed, of which SGLang 0.5.17 charges a part",
+        scene(
+            replace(at(11, 4, 0.53, 4096), version="0.5.17"),
+            auto(15, in_flight_fixed=15, partitions=(part(420, 240.0, 404.0),)),
+        ),
+        W.LEVER,
+        ("admission reserves more than answers use",),
+        "schedule-conservativeness 0.3 at the next restart",
+    ),
+    Situation(
         "the same with conservativeness low already",
         scene(
             replace(at(60, 79, 0.71), flags=FEW_FLAGS),

@@ -55,6 +55,18 @@ def test_o1_an_access_line_is_neither_sample_nor_error() -> None:
     assert access.word_of("path") == "/generate"
 
 
+def test_what_a_killed_server_says_last_is_the_line_before_pythons_own_warning() -> None:
+    told = [
+        "[2026-12-01 00:36:06] Decode batch, #running-req: 10, #token: 2268, token usage: 0.55",
+        '[2026-12-01 00:36:06] INFO:     127.0.0.1:55546 - "POST /generate HTTP/1.1" 200 OK',
+        "/usr/lib/python3.11/multiprocessing/resource_tracker.py:254: UserWarning: "
+        "resource_tracker: There appear to be 1 leaked semaphore objects to clean up at shutdown",
+        "  warnings.warn('resource_tracker: There appear to be %d '",
+    ]
+    assert [parse_line(line).is_telling for line in told] == [True, False, False, False]
+    assert parse_line("[2026-12-01 00:36:06] UserWarning: low memory").is_telling
+
+
 def test_o2_four_retractions_took_eleven_requests() -> None:
     records = records_of("o02-retractions.log")
     counts = [r.number_of("retracted") for r in records if r.kind is LogKind.RETRACTION]

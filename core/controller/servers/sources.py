@@ -220,7 +220,7 @@ class ServerSources:
         self.decode = decoding.fold_log(self.decode, records, now)
         for record in records:
             self._note(record)
-        telling = [record for record in records if record.kind is not LogKind.ACCESS]
+        telling = [record for record in records if record.is_telling]
         self.last_line_at = now
         if telling:
             self.last_line = telling[-1].text

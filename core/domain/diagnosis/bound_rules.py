@@ -8,6 +8,7 @@ from kvctl.core.domain.diagnosis.scene import Load, Scene, load_of
 from kvctl.core.domain.runs.run import Run
 from kvctl.core.domain.units import thousands
 from kvctl.core.domain.verdict import Verdict, VerdictWord, Why
+from kvctl.core.domain.versions import is_at_least
 
 ROOMY_USAGE = 0.85
 QUEUE_USAGE = 0.75
@@ -15,6 +16,10 @@ QUEUE_USAGE = 0.75
 FULL_USAGE = 0.93
 """Where a pool is full in practice."""
 LEAST_QUEUE = 8
+LEAST_QUEUE_SHARE = 0.25
+"""Of what runs: the queue that AUTO keeps is smaller at a small pool …"""
+_FEWEST = 2
+"""… and one that waits is on its way in."""
 PREFILL_SHARE = 0.35
 UNUSED_SLOTS = 0.8
 LONG_LIMIT = 2.0
@@ -116,7 +121,7 @@ def admission(scene: Scene) -> Verdict | None:
     load = load_of(scene)
     if (
         load is None
-        or load.queued < LEAST_QUEUE
+        or load.queued < max(_FEWEST, min(LEAST_QUEUE, LEAST_QUEUE_SHARE * load.running))
         or load.usage > QUEUE_USAGE
         or scene.server is None
     ):
@@ -154,6 +159,10 @@ def _reserves_too_much(scene: Scene, load: Load) -> Verdict:
     head = f"Queue {load.queued:.0f} at pool {load.usage:.2f}: admission reserves"
     limit, length = _longest_limit(scene.run)
     lines = _load_lines(scene, load)
+    if _is_exact(scene):
+        sentence = f"{head} the whole of each answer, for with ignore_eos none ends early."
+        lever = "Only a larger pool, or answers that may end before max_new_tokens"
+        return Verdict(VerdictWord.LIMIT, sentence, lever, lines)
     if limit is not None and length is not None and limit > LONG_LIMIT * length:
         sentence = f"{head} for max_new_tokens {limit:,}; answers end at {thousands(length)}."
         lever = f"max_new_tokens ~{_rounded(1.1 * length):,} in the run file{more}"
@@ -165,6 +174,17 @@ def _reserves_too_much(scene: Scene, load: Load) -> Verdict:
         return Verdict(VerdictWord.NOTE, f"{head} more than answers use.", lever, lines)
     lever = f"schedule-conservativeness {LOWER_CONSERVATIVENESS} at the next restart{more}"
     return Verdict(VerdictWord.LEVER, f"{head} more than answers use.", lever, lines)
+
+
+def _is_exact(scene: Scene) -> bool:
+    """Whether nearly all that is admitted is charged its full length, whatever the ratio.
+
+    Source: SGLang 0.5.23 (0.5.17 charges `ignore_eos` by the ratio too), both seen under load.
+    """
+    run, server = scene.run, scene.server
+    if run is None or server is None or not is_at_least(server.version, (0, 5, 23)):
+        return False
+    return 2 * run.in_flight_fixed > run.in_flight
 
 
 def _longest_limit(run: Run | None) -> tuple[int | None, float | None]:

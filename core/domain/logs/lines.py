@@ -1,7 +1,11 @@
 """SGLang log lines as typed records, by key/value scanning (0.4.0 to 0.5.23)."""
 
+import re
 from dataclasses import dataclass
 from enum import StrEnum
+
+_PYTHON_WARNING = re.compile(r"\S+\.py:\d+: \w*Warning: |\s+warnings\.warn\(")
+"""Its two lines: the message, and the source line that gave it. After a kill they come last."""
 
 
 class LogKind(StrEnum):
@@ -39,6 +43,11 @@ class LogRecord:
     """Words by name: stage, edge, class, pool, …"""
     is_backlog: bool = False
     """It was in the file before the tail attached: a fact, but not about now."""
+
+    @property
+    def is_telling(self) -> bool:
+        """Whether it tells of the server: neither one request nor a warning of Python's own."""
+        return self.kind is not LogKind.ACCESS and not _PYTHON_WARNING.match(self.text)
 
     def number_of(self, name: str) -> float | None:
         """Return a field by name, None where the line has none."""

@@ -99,6 +99,8 @@ class Run:
     in_flight: int = 0
     in_flight_tokens: float = 0.0
     """Output tokens that the answers in flight have made so far, estimated."""
+    in_flight_fixed: int = 0
+    """Of those in flight, answers that cannot end before max_new_tokens (`ignore_eos`)."""
     policy: CeilingPolicy = CeilingPolicy.THROTTLE
     pause_above: float = 0.95
     """Token usage (0..1) above which the policy `pause` stops sending."""

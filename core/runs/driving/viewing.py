@@ -89,6 +89,7 @@ def view_run(pump: Pump, standing: Standing) -> Run:
         auto_target=standing.auto_target,
         in_flight=opened.counters.in_flight,
         in_flight_tokens=sum(made.values()),
+        in_flight_fixed=sum(flight.is_fixed for flight in flights),
         policy=spec.policy,
         pause_above=spec.pause_above,
         resume_below=spec.resume_below,

@@ -51,6 +51,11 @@ class Flight:
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     task: "asyncio.Task[None] | None" = None
 
+    @property
+    def is_fixed(self) -> bool:
+        """Whether its answer cannot end before max_new_tokens."""
+        return self.prompt is not None and self.prompt.sampling.get("ignore_eos") is True
+
 
 @dataclass(slots=True)
 class ServerSlots:
