@@ -62,6 +62,23 @@ async def test_a_crash_without_a_word_names_its_signal_until_the_log_tells_more(
     assert any("out of memory" in line for line in late.evidence)
 
 
+async def test_the_end_of_a_server_that_an_earlier_kvctld_launched_shows_its_last_line(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = await rig.serving()
+    await rig.again()
+    monkeypatch.setattr(rig.launcher, "is_child", lambda _: False)  # as after a real restart
+    rig.world.write(started.launched.log_path, "the last words")
+    await rig.advance(3)
+    crash(rig, started)
+    await rig.clock.until(lambda: rig.server().state is ServerState.FAILED, SEEN_WITHIN_S)
+    await rig.advance(1)
+    failure = rig.server().failure
+    assert failure is not None and failure.headline == rig.server().state_reason
+    assert "its log names no cause: killed, by hand or for lack of memory" in failure.headline
+    assert failure.evidence == ("the last words",)
+
+
 @pytest.mark.parametrize("is_logged", [False, True])
 async def test_a_rank_that_dies_is_a_crash_while_the_main_process_still_lives(
     rig: Rig, is_logged: bool

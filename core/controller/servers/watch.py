@@ -148,7 +148,8 @@ class ServerWatch(ServerSources):
         """Return the failure with what happens next; None where nothing failed."""
         is_unasked = not (self.is_stop_asked or self.is_draining)
         failure = self.failure
-        if failure is None and is_unasked and self.exit_code() is not None:
+        is_over = self.exit_code() is not None or self.is_alive() is False
+        if failure is None and is_unasked and is_over:
             failure = self.silent_end()
         if self.state is not ServerState.FAILED or not self.next_step:
             return failure

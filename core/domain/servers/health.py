@@ -95,8 +95,7 @@ def _ended(inputs: HealthInputs) -> Assessment | None:
         return ServerState.FAILED, inputs.failure.headline
     if inputs.is_draining:
         return ServerState.STOPPED, "it was told to stop and ended"
-    told = "the process ended and its log names no cause: killed, by hand or for lack of memory"
-    return ServerState.FAILED, told
+    return ServerState.FAILED, "the process ended"
 
 
 def _stopping(inputs: HealthInputs) -> Assessment | None:

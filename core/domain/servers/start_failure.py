@@ -56,7 +56,8 @@ def silent_end(code: int | None, last_line: str | None, log_problem: str | None)
     if log_problem is not None:
         full = ("free space there: without its log no cause can be told", "then start it again")
         return Failure(f"{log_problem}; the server {ended}", full, evidence, is_silent=True)
-    told = f"The server {ended}; its log names no cause"
+    guess = ": killed, by hand or for lack of memory" if code is None else ""
+    told = f"The server {ended}; its log names no cause{guess}"
     return Failure(told, (), evidence, is_silent=True)
 
 
