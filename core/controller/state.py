@@ -36,6 +36,8 @@ class ServerRecord:
     """(pid, start ticks) of every process of it that was seen."""
     is_ended: bool = False
     """Its stop was carried out, or it was seen dead."""
+    ended_wall: float | None = None
+    """UTC seconds when its process was first seen to be gone; None while it lives."""
     ready_seen: bool = False
     """It served once."""
     ready_wall: float | None = None

@@ -17,6 +17,7 @@ from kvctl.core.controller.commands import (
 from kvctl.core.domain.runs.run import RunState
 from kvctl.core.domain.servers.server import ServerState
 from kvctl.core.servers.config import Config
+from kvctl.core.servers.ledger import Ledger
 from kvctl.core.servers.limits import CrashRestart
 
 SIGQUIT = (
@@ -77,6 +78,28 @@ async def test_the_end_of_a_server_that_an_earlier_kvctld_launched_shows_its_las
     assert failure is not None and failure.headline == rig.server().state_reason
     assert "its log names no cause: killed, by hand or for lack of memory" in failure.headline
     assert failure.evidence == ("the last words",)
+
+
+async def test_a_crash_is_in_the_ledger_with_its_moment_before_anything_is_done_about_it(
+    rig: Rig,
+) -> None:
+    started = await rig.serving()
+    died = rig.clock.wall()
+    crash(rig, started, *OOM)
+    await rig.advance(10)
+    (launch,) = Ledger(rig.state_folder / "launches.jsonl").records()
+    assert launch.ended_wall == pytest.approx(died, abs=SEEN_WITHIN_S)
+    assert "memory" in (launch.cause or "") and launch.exit_code == -9
+    since = rig.server().state_since
+    await rig.again()
+    await rig.advance(10)
+    server = rig.server()
+    assert server.state is ServerState.FAILED
+    assert server.state_since == pytest.approx(since, abs=0.5)  # not since this kvctld looked
+    assert any("ended at" in text for text in rig.events("gone"))
+    assert (await rig.submit(StartServer("small"))).is_done
+    first, _ = Ledger(rig.state_folder / "launches.jsonl").records()
+    assert first.ended_wall == launch.ended_wall and first.exit_code == -9
 
 
 @pytest.mark.parametrize("is_logged", [False, True])

@@ -23,6 +23,9 @@ from kvctl.core.domain.servers.server import ServerState, StageState
 from kvctl.core.domain.telemetry.readings import ServerInfo
 from kvctl.core.servers.ledger import Ledger, LedgerUnwritable
 
+CAUSE_WITHIN_S = 5.0
+"""The ranks of a server that died write their errors until then."""
+
 
 @dataclass(slots=True, eq=False)
 class LaunchKeeper:
@@ -34,6 +37,7 @@ class LaunchKeeper:
     planner: Planner
     _predicted: set[str] = field(default_factory=set)
     _measured: set[str] = field(default_factory=set)
+    _ended: set[str] = field(default_factory=set)
     _tasks: "set[asyncio.Task[None]]" = field(default_factory=set)
     _problem: str = ""
 
@@ -44,6 +48,7 @@ class LaunchKeeper:
             if id is None or not watch.record.is_managed:
                 continue
             self._predict(id, watch)
+            self._end(id, watch)
             if watch.record.ready_seen and watch.info is not None and id not in self._measured:
                 self._measured.add(id)
                 task = asyncio.create_task(self._measure(id, watch, watch.info, gpus))
@@ -72,6 +77,22 @@ class LaunchKeeper:
         self._predicted.add(id)
         pool = planned.pool.times(1 / planned.pools)
         self._write(lambda: self.ledger.predicted(id, pool, planned.calibrated_by))
+
+    def _end(self, id: str, watch: ServerWatch) -> None:
+        """Keep how a launch ended that nobody ended, once its log had time to tell the cause.
+
+        What is done about it later (a restart, a stop) writes the same end once more.
+        """
+        record, now = watch.record, self.host.clock.monotonic()
+        is_told = watch.is_lost and now - watch.state_since >= CAUSE_WITHIN_S
+        if id in self._ended or record.is_ended or record.ended_wall is None or not is_told:
+            return
+        self._ended.add(id)
+        known = self.ledger.record_of(id)
+        if known is None or known.ended_wall is not None:
+            return  # not of this ledger, or an earlier kvctld has written it
+        wall, code, cause = record.ended_wall, watch.exit_code(), watch.state_reason
+        self._write(lambda: self.ledger.ended(id, wall, code, cause))
 
     async def _measure(self, id: str, watch: ServerWatch, info: ServerInfo, gpus: GpuView) -> None:
         known = self.ledger.record_of(id)

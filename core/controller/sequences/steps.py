@@ -195,7 +195,7 @@ class Steps:
         self.desk.end_record(watch)
         launch_id, code = watch.record.launch_id, watch.exit_code()
         if launch_id:
-            wall = self.desk.host.clock.wall()
+            wall = watch.record.ended_wall or self.desk.host.clock.wall()
             self.write(lambda: self.ledger.ended(launch_id, wall, code, cause))
 
     def write(self, write: Callable[[], None]) -> None:

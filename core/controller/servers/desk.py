@@ -23,11 +23,13 @@ from kvctl.core.domain.gpus.membership import KnownServer, LaunchState
 from kvctl.core.domain.gpus.supervisors import container_of
 from kvctl.core.domain.presets.launch_plan import LaunchPlan
 from kvctl.core.domain.servers.server import LaunchFlag, Server, ServerState
+from kvctl.core.domain.units import clock_time
 from kvctl.core.servers.discover import FoundServer, discover
 from kvctl.core.servers.ending import launch_group
 
 DEFAULT_NAME = "main"
 ENDED_KEPT = 20
+_AWAY = "while kvctld was away"
 
 
 @dataclass(slots=True, eq=False)
@@ -85,7 +87,8 @@ class ServerDesk:
         for record in list(self.remembered.servers):
             watch = self.watch(record)
             if watch.is_alive() is False:
-                said = f"{record.name} (pid {record.pid}) ended while kvctld was away"
+                at = f"at {clock_time(record.ended_wall)}" if record.ended_wall else _AWAY
+                said = f"{record.name} (pid {record.pid}) ended {at}"
                 self.feed.emit("gone", said)
             else:
                 said = f"{record.name}: pid {record.pid} at {record.url} goes on"
@@ -114,6 +117,9 @@ class ServerDesk:
         self.host.launcher.reap()
         for watch in self.watches.values():
             watch.tick()
+            if watch.is_lost and watch.record.ended_wall is None and watch.is_alive() is False:
+                watch.record.ended_wall = self.host.clock.wall()
+                self.save()
             if watch.state.is_ready and not watch.record.ready_seen:
                 watch.record.ready_seen = True
                 self.remember_tree(watch)

@@ -177,11 +177,17 @@ class ServerWatch(ServerSources):
         return Figure(count, running.source, running.at)
 
     def _change(self, state: ServerState, now: float) -> None:
-        before, self.state, self.state_since = self.state, state, now
+        before, self.state = self.state, state
+        self.state_since = now - (self._gone_for_s() if self.is_lost else 0.0)
         if state.is_ready and not before.is_ready:
             self._became_ready(before)
         elif state in _TOLD and (self.record.is_managed or state is not ServerState.FAILED):
             self.feed.emit(_TOLD[state], f"{self.record.name}: {self.state_reason}")
+
+    def _gone_for_s(self) -> float:
+        """Return how long ago its process was first seen to be gone, by this kvctld or another."""
+        ended = self.record.ended_wall
+        return 0.0 if ended is None else max(0.0, self.host.clock.wall() - ended)
 
     def _became_ready(self, before: ServerState) -> None:
         record = self.record
