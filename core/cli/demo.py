@@ -27,8 +27,9 @@ from kvctl.core.daemon.news import events_since
 from kvctl.core.daemon.paths import find_paths
 from kvctl.core.daemon.spawn import DaemonLaunch, ensure_running
 from kvctl.core.daemon.waiting import wait_for
-from kvctl.core.document_figures import Document
-from kvctl.core.documents import operating_points, run_document
+from kvctl.core.documents.figures import Document
+from kvctl.core.documents.run import run_document
+from kvctl.core.documents.status import operating_points
 from kvctl.core.domain.errors import KvctlError, UsageError
 from kvctl.core.domain.gpus.devices import ProcessIdentity
 from kvctl.core.domain.runs.run import RunState

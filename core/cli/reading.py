@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterator
 from kvctl.core.cli.render import status_lines
 from kvctl.core.cli.render_gpus import gpu_lines
 from kvctl.core.cli.session import Session
-from kvctl.core.document_figures import Document
-from kvctl.core.documents import status_document
+from kvctl.core.documents.figures import Document
+from kvctl.core.documents.gpus import gpus_document
+from kvctl.core.documents.status import status_document
 from kvctl.core.domain.snapshot import Snapshot
-from kvctl.core.gpu_documents import gpus_document
 
 
 def status(session: Session) -> int:

@@ -16,7 +16,7 @@ from kvctl.core.controller.commands import (
     Throttle,
     WaitHow,
 )
-from kvctl.core.documents import run_document
+from kvctl.core.documents.run import run_document
 from kvctl.core.domain.errors import RunFileError
 
 

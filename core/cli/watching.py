@@ -8,7 +8,7 @@ from kvctl.core.cli.render import facts, past_line, watch_line
 from kvctl.core.cli.session import Session
 from kvctl.core.controller.history import OF_SERVER, Point, history_since, shown_values
 from kvctl.core.daemon.news import events_since
-from kvctl.core.documents import status_document
+from kvctl.core.documents.status import status_document
 from kvctl.core.domain.events import Event
 from kvctl.core.domain.snapshot import Snapshot
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from tests.tui.mission import STEADY
 
 from kvctl.core.cli.effective import effective_lines
-from kvctl.core.documents import server_document
+from kvctl.core.documents.server import server_document
 from kvctl.core.domain.servers.server import EffectiveFlag, Server
 from kvctl.tui.present.server import setting_lines
 

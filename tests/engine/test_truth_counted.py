@@ -27,7 +27,7 @@ from kvctl.core.controller.servers.sources import METRICS_S
 from kvctl.core.daemon.client import DaemonClient
 from kvctl.core.daemon.paths import DaemonPaths
 from kvctl.core.daemon.spawn import DaemonLaunch, ensure_running
-from kvctl.core.documents import server_document
+from kvctl.core.documents.server import server_document
 from kvctl.core.domain.figures import Figure
 from kvctl.core.domain.servers.server import Server, ServerState
 from kvctl.core.domain.snapshot import Snapshot

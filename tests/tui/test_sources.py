@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from kvctl.core.cli.render import server_lines
-from kvctl.core.documents import server_document
+from kvctl.core.documents.server import server_document
 from kvctl.core.domain.snapshot import Snapshot
 from kvctl.core.domain.telemetry.agreement import Comparison, Told
 from kvctl.tui.present import decode as pane

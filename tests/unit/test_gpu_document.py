@@ -6,6 +6,7 @@ from tests.nvml.cases import device, process_facts
 
 from kvctl.core.controller.servers.records import found_record, is_of_this_boot, known_server
 from kvctl.core.controller.state import ServerRecord
+from kvctl.core.documents.gpus import gpus_document
 from kvctl.core.domain.gpus.cleanness import proven
 from kvctl.core.domain.gpus.devices import (
     DeviceProcess,
@@ -19,7 +20,6 @@ from kvctl.core.domain.gpus.holders import HostFacts, classify
 from kvctl.core.domain.gpus.membership import LaunchState, Me
 from kvctl.core.domain.gpus.supervisors import find_owner
 from kvctl.core.domain.snapshot import Snapshot
-from kvctl.core.gpu_documents import gpus_document
 from kvctl.core.servers.discover import FoundServer
 
 BOX = "3f2a9c0d1e4b" + "0" * 52

@@ -1,6 +1,6 @@
 """The JSON document of the GPUs: devices, who holds them, and what is proven of each; pure."""
 
-from kvctl.core.document_figures import Document, figures_document
+from kvctl.core.documents.figures import Document, figures_document
 from kvctl.core.domain.gpus.devices import GpuDevice, GpuView, Holder, MigInstance
 from kvctl.core.domain.gpus.holding import signal_refusal, unexplained_bytes
 from kvctl.core.domain.gpus.proofs import GpuProof
