@@ -20,8 +20,8 @@ from kvctl.core.domain.logs.text import clean_line
 from kvctl.core.probes.nvml import NvmlSource
 from kvctl.core.probes.processes import HostProcesses
 from kvctl.core.servers.config import read_config
-from kvctl.core.servers.discover import discover
-from kvctl.core.servers.preset_store import PresetStore, preset_folders
+from kvctl.core.servers.presets.store import PresetStore, preset_folders
+from kvctl.core.servers.processes.discover import discover
 
 _PACKAGES = ("textual", "httpx", "aiohttp", "psutil", "nvidia-ml-py", "msgspec")
 _ENOUGH_FILES = 4096

@@ -12,9 +12,9 @@ from kvctl.core.domain.presets.diff import flags_of, text_of
 from kvctl.core.domain.presets.flags import FlagCatalogue, FlagSpec
 from kvctl.core.domain.presets.launch_plan import LaunchPlan
 from kvctl.core.domain.presets.preset import Preset
-from kvctl.core.servers.flag_catalogue import InterpreterProblem, locate
-from kvctl.core.servers.preset_check import ask
-from kvctl.core.servers.preset_store import PresetStore
+from kvctl.core.servers.flags.catalogue import InterpreterProblem, locate
+from kvctl.core.servers.presets.check import ask
+from kvctl.core.servers.presets.store import PresetStore
 
 
 def flags(session: Session) -> int:

@@ -3,9 +3,9 @@
 from kvctl.core.cli.session import Session
 from kvctl.core.domain.presets.rules import Rule
 from kvctl.core.servers.config import Config, read_config
-from kvctl.core.servers.flag_asking import CatalogueCache
-from kvctl.core.servers.preset_check import Findings, ask, findings_of
-from kvctl.core.servers.preset_store import PresetStore, preset_folders
+from kvctl.core.servers.flags.asking import CatalogueCache
+from kvctl.core.servers.presets.check import Findings, ask, findings_of
+from kvctl.core.servers.presets.store import PresetStore, preset_folders
 
 
 def config_of(session: Session) -> Config:

@@ -16,10 +16,10 @@ from kvctl.core.domain.presets.capture import Captured, document_of
 from kvctl.core.domain.presets.docker import preset_of_container
 from kvctl.core.domain.presets.systemd import Unit, parse_unit, preset_of_unit
 from kvctl.core.domain.servers.server import Server
-from kvctl.core.servers.preset_edit import Edited, Key, key_of, value_of
-from kvctl.core.servers.preset_edit import set_keys as write_keys
-from kvctl.core.servers.preset_edit import unset_keys as remove_keys
-from kvctl.core.servers.process_launch import read_launch
+from kvctl.core.servers.presets.edit import Edited, Key, key_of, value_of
+from kvctl.core.servers.presets.edit import set_keys as write_keys
+from kvctl.core.servers.presets.edit import unset_keys as remove_keys
+from kvctl.core.servers.processes.process_launch import read_launch
 
 _ASK_S = 20.0
 

@@ -13,8 +13,8 @@ from kvctl.core.domain.presets.launch_plan import flag_words, redact
 from kvctl.core.domain.presets.preset import Preset, Setting
 from kvctl.core.domain.presets.rules import Rule, refusals
 from kvctl.core.domain.servers.server import LaunchFlag, Server
-from kvctl.core.servers.preset_store import ListedPreset
-from kvctl.core.servers.process_launch import read_launch
+from kvctl.core.servers.presets.store import ListedPreset
+from kvctl.core.servers.processes.process_launch import read_launch
 
 RUNNING = "running"
 

@@ -34,7 +34,7 @@ from kvctl.core.controller.state import StateFile
 from kvctl.core.controller.store import EventFeed, Store
 from kvctl.core.domain.errors import KvctlError
 from kvctl.core.domain.snapshot import Snapshot
-from kvctl.core.servers.flag_asking import CatalogueCache
+from kvctl.core.servers.flags.asking import CatalogueCache
 from kvctl.core.servers.ledger import Ledger
 
 Route = Callable[[Any, str], Awaitable[Outcome]]

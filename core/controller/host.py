@@ -9,9 +9,9 @@ from kvctl.core.domain.gpus.membership import Me
 from kvctl.core.domain.presets.rules import Rule
 from kvctl.core.ports import Engine, Generator, GpuSource, LogTail, Processes
 from kvctl.core.servers.config import Config, read_config
-from kvctl.core.servers.interpreters import Interpreters
-from kvctl.core.servers.launch import Launcher
-from kvctl.core.servers.preset_store import PresetStore
+from kvctl.core.servers.flags.interpreters import Interpreters
+from kvctl.core.servers.presets.store import PresetStore
+from kvctl.core.servers.processes.launch import Launcher
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from kvctl.core.domain.snapshot import PresetSummary, Snapshot
 from kvctl.core.domain.telemetry.balance import Balance, Moment, contradiction, fold_moment
 from kvctl.core.domain.verdict import Verdict, VerdictWord
 from kvctl.core.servers.ledger import Ledger
-from kvctl.core.servers.preset_store import ListedPreset
+from kvctl.core.servers.presets.store import ListedPreset
 
 PRESETS_EVERY_S = 5.0
 VERDICT_HOLD_S = 5.0

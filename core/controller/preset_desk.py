@@ -5,9 +5,9 @@ import asyncio
 from kvctl.core.controller.commands import Outcome, OwnPreset, ValidatePreset
 from kvctl.core.controller.host import Host
 from kvctl.core.controller.store import EventFeed
-from kvctl.core.servers.flag_asking import CatalogueCache
-from kvctl.core.servers.preset_check import ask, findings_of
-from kvctl.core.servers.preset_edit import own
+from kvctl.core.servers.flags.asking import CatalogueCache
+from kvctl.core.servers.presets.check import ask, findings_of
+from kvctl.core.servers.presets.edit import own
 
 
 class PresetDesk:

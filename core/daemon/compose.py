@@ -16,8 +16,8 @@ from kvctl.core.probes.processes import HostProcesses, read_me
 from kvctl.core.probes.sglang_http import SglangEngine
 from kvctl.core.runs.sending.transport import AiohttpGenerator
 from kvctl.core.servers.config import read_config
-from kvctl.core.servers.launch import Launcher
-from kvctl.core.servers.preset_store import PresetStore, preset_folders
+from kvctl.core.servers.presets.store import PresetStore, preset_folders
+from kvctl.core.servers.processes.launch import Launcher
 from kvctl.core.sim.gpus import SimulatedGpus
 from kvctl.core.sim.processes import SimulatedProcesses
 from kvctl.core.sim.simclock import clock_from_environment

@@ -20,9 +20,9 @@ from kvctl.core.domain.presets.launch_plan import LaunchPlan
 from kvctl.core.domain.presets.rules import Rule, refusals, refusals_of_argv
 from kvctl.core.domain.presets.serving_flags import ServingFlags, flags_of_settings
 from kvctl.core.ports import Processes
-from kvctl.core.servers.flag_catalogue import InterpreterProblem, locate
+from kvctl.core.servers.flags.catalogue import InterpreterProblem, locate
 from kvctl.core.servers.model_folder import ModelFolder, find_model_folder, read_model_folder
-from kvctl.core.servers.preset_store import ListedPreset, PresetStore
+from kvctl.core.servers.presets.store import ListedPreset, PresetStore
 
 _VERSION_KEPT_S = 600.0
 _PAGE = os.sysconf("SC_PAGE_SIZE")

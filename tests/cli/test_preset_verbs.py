@@ -149,7 +149,7 @@ def test_validate_tells_warnings_apart(kvctl: Kvctl, paths: DaemonPaths) -> None
 
 
 def test_a_running_process_is_read_from_proc() -> None:
-    from kvctl.core.servers.process_launch import read_launch
+    from kvctl.core.servers.processes.process_launch import read_launch
 
     child = subprocess.Popen(
         ["sleep", "60"], env={"PATH": "/usr/bin:/bin", "NCCL_DEBUG": "INFO"}, stdin=subprocess.PIPE

@@ -6,7 +6,7 @@ import pytest
 from tests.contract.test_preflight import FakeProcesses
 
 from kvctl.core.domain.gpus.devices import ProcessFacts, ProcessIdentity
-from kvctl.core.servers.discover import address_of, discover, is_server
+from kvctl.core.servers.processes.discover import address_of, discover, is_server
 
 
 def facts(pid: int, parent: int = 1, title: str = "", cgroup: str = "/") -> ProcessFacts:

@@ -18,7 +18,7 @@ from kvctl.core.clock import RealClock
 from kvctl.core.domain.gpus.devices import ProcessFacts, ProcessIdentity
 from kvctl.core.domain.gpus.membership import KnownServer
 from kvctl.core.probes.processes import HostProcesses
-from kvctl.core.servers.ending import (
+from kvctl.core.servers.processes.ending import (
     EndOutcome,
     EndReport,
     end_group,
@@ -242,7 +242,7 @@ class ScriptedProcesses:
 async def test_a_process_that_kill_cannot_end_is_called_stuck_with_what_can_help(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("kvctl.core.servers.ending.KILL_WAIT_S", 0.1)
+    monkeypatch.setattr("kvctl.core.servers.processes.ending.KILL_WAIT_S", 0.1)
     stuck = process_facts(300, "sglang::scheduler_TP1", state="D")
     host = ScriptedProcesses({300: stuck})
     report = await end_processes(

@@ -16,7 +16,7 @@ from kvctl.core.domain.gpus.devices import (
 )
 from kvctl.core.domain.gpus.holders import HostFacts, classify
 from kvctl.core.domain.gpus.membership import KnownServer, Me
-from kvctl.core.servers.clean import CleanProof, held_lines, prove_clean
+from kvctl.core.servers.processes.clean import CleanProof, held_lines, prove_clean
 
 MIB = 1 << 20
 ME = Me(1000, "op", 4)

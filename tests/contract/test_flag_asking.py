@@ -11,8 +11,8 @@ import pytest
 from kvctl.core.domain.presets.launch_plan import LaunchPlan, render
 from kvctl.core.domain.presets.preset import merge
 from kvctl.core.domain.presets.text import parse_preset
-from kvctl.core.servers.flag_asking import CatalogueCache
-from kvctl.core.servers.flag_catalogue import locate
+from kvctl.core.servers.flags.asking import CatalogueCache
+from kvctl.core.servers.flags.catalogue import locate
 
 HELP = Path(__file__).parents[1] / "data" / "flags" / "help-0.5.23.txt"
 SERVER = """

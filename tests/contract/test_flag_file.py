@@ -6,7 +6,7 @@ import pytest
 
 from kvctl.core.domain.presets.preset import InvalidPreset
 from kvctl.core.domain.presets.rules import Rule, refusals
-from kvctl.core.servers.preset_store import PresetStore
+from kvctl.core.servers.presets.store import PresetStore
 
 PRESET = '[launch]\npython = "/py"\n[flags]\nconfig = "serve.yaml"\n{flags}'
 YAML = """# served since spring

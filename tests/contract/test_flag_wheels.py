@@ -22,7 +22,7 @@ from tests.unit.test_seeded_mistakes import MISTAKES, VERSIONS
 from kvctl.core.domain.presets.flags import FlagCatalogue, FlagKind, FlagSpec, Severity, check_flags
 from kvctl.core.domain.presets.launch_plan import flag_words
 from kvctl.core.domain.presets.preset import Origin, Setting, Value
-from kvctl.core.servers.flag_catalogue import (
+from kvctl.core.servers.flags.catalogue import (
     Installed,
     from_document,
     read_catalogue,

@@ -12,8 +12,8 @@ from kvctl.core.clock import RealClock, within
 from kvctl.core.domain.presets.launch_plan import LaunchPlan, render
 from kvctl.core.domain.presets.preset import merge
 from kvctl.core.domain.presets.text import parse_preset
-from kvctl.core.servers.flag_catalogue import Installed, InterpreterProblem, locate
-from kvctl.core.servers.launch import Launcher, LaunchFailed, new_log_path, start_ticks
+from kvctl.core.servers.flags.catalogue import Installed, InterpreterProblem, locate
+from kvctl.core.servers.processes.launch import Launcher, LaunchFailed, new_log_path, start_ticks
 
 
 @pytest.fixture

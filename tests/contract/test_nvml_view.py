@@ -41,8 +41,8 @@ from kvctl.core.domain.gpus.devices import GpuView
 from kvctl.core.probes.gpu_view import GpuViewProbe, read_within
 from kvctl.core.probes.nvml import NvmlSource
 from kvctl.core.probes.processes import HostProcesses, read_me
-from kvctl.core.servers.clean import prove_clean
-from kvctl.core.servers.ending import end_processes
+from kvctl.core.servers.processes.clean import prove_clean
+from kvctl.core.servers.processes.ending import end_processes
 
 async def main():
     clock, processes = RealClock(), HostProcesses()

@@ -10,7 +10,7 @@ from kvctl.core.domain.gpus.devices import GpuView
 from kvctl.core.domain.launches.launch import LaunchRecord
 from kvctl.core.probes.processes import HostProcesses
 from kvctl.core.servers.planning import PlanReader, PlanSurroundings
-from kvctl.core.servers.preset_store import PresetStore
+from kvctl.core.servers.presets.store import PresetStore
 
 PRESET = """\
 [launch]

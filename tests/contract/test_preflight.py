@@ -25,16 +25,15 @@ from kvctl.core.domain.presets.preset import Preset, merge
 from kvctl.core.domain.presets.rules import Rule
 from kvctl.core.domain.presets.text import parse_preset
 from kvctl.core.probes.processes import HostProcesses
-from kvctl.core.servers.flag_catalogue import Installed
-from kvctl.core.servers.launch import start_ticks
-from kvctl.core.servers.preflight import check, may_start
-from kvctl.core.servers.preflight_facts import (
+from kvctl.core.servers.flags.catalogue import Installed
+from kvctl.core.servers.preflight.checks import check, may_start
+from kvctl.core.servers.preflight.facts import (
     Surroundings,
     gather_facts,
     port_facts,
     read_facts,
 )
-from kvctl.core.servers.preflight_types import (
+from kvctl.core.servers.preflight.types import (
     Check,
     Facts,
     ModelFacts,
@@ -42,7 +41,8 @@ from kvctl.core.servers.preflight_types import (
     PreflightLine,
     Replaced,
 )
-from kvctl.core.servers.preset_store import PresetStore
+from kvctl.core.servers.presets.store import PresetStore
+from kvctl.core.servers.processes.launch import start_ticks
 
 GIB = 1 << 30
 HEAD = '[launch]\npython = "/py"\nmodel-path = "/m"\n'

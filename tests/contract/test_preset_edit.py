@@ -7,8 +7,8 @@ import pytest
 
 from kvctl.core.domain.errors import PresetError, UsageError
 from kvctl.core.domain.presets.preset import InvalidPreset
-from kvctl.core.servers.preset_edit import Key, key_of, own, set_keys, unset_keys, value_of
-from kvctl.core.servers.preset_store import PresetStore, preset_folders
+from kvctl.core.servers.presets.edit import Key, key_of, own, set_keys, unset_keys, value_of
+from kvctl.core.servers.presets.store import PresetStore, preset_folders
 
 TEXT = """# the night shift's preset
 description = "bf16 KV"   # asked for by Ann

@@ -11,7 +11,7 @@ from kvctl.core.domain.presets.preset import InvalidPreset
 from kvctl.core.domain.presets.rules import refusals
 from kvctl.core.servers.config import read_config
 from kvctl.core.servers.ledger import LaunchRecord, Ledger, LedgerUnwritable
-from kvctl.core.servers.preset_store import (
+from kvctl.core.servers.presets.store import (
     PresetStore,
     preset_folders,
     read_secrets,

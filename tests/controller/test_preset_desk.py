@@ -6,7 +6,7 @@ from tests.fakes.rig import Rig, preset_text
 
 from kvctl.core.controller.commands import CheckPreset, OwnPreset, PlanPresets, ValidatePreset
 from kvctl.core.controller.controller import Controller
-from kvctl.core.servers.preset_store import PresetStore
+from kvctl.core.servers.presets.store import PresetStore
 
 
 def shared(rig: Rig) -> Controller:

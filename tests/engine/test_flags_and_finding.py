@@ -13,9 +13,9 @@ from kvctl.core.domain.presets.launch_plan import render
 from kvctl.core.domain.presets.preset import Origin, Setting, merge
 from kvctl.core.domain.presets.text import parse_preset
 from kvctl.core.probes.processes import HostProcesses
-from kvctl.core.servers.discover import discover
-from kvctl.core.servers.flag_asking import CatalogueCache
-from kvctl.core.servers.flag_catalogue import from_document, locate, read_catalogue
+from kvctl.core.servers.flags.asking import CatalogueCache
+from kvctl.core.servers.flags.catalogue import from_document, locate, read_catalogue
+from kvctl.core.servers.processes.discover import discover
 
 pytestmark = pytest.mark.engine
 

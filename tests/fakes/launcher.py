@@ -9,7 +9,7 @@ from kvctl.core.clock import Clock
 from kvctl.core.domain.gpus.devices import ProcessIdentity
 from kvctl.core.domain.gpus.membership import LAUNCH_MARK
 from kvctl.core.domain.presets.launch_plan import LaunchPlan
-from kvctl.core.servers.launch import Launched, Launcher, LaunchFailed
+from kvctl.core.servers.processes.launch import Launched, Launcher, LaunchFailed
 from tests.fakes.gpus import GIB, FakeGpus
 from tests.fakes.processes import FakeProcess, FakeProcesses
 from tests.fakes.sglang import FakeServer, World

@@ -17,7 +17,7 @@ from kvctl.core.domain.runs.run import Run
 from kvctl.core.domain.servers.server import Server, Stage
 from kvctl.core.domain.snapshot import Snapshot
 from kvctl.core.servers.config import Config
-from kvctl.core.servers.preset_store import PresetStore
+from kvctl.core.servers.presets.store import PresetStore
 from tests.fakes.gpus import GIB, FakeGpus
 from tests.fakes.launcher import Boot, FakeLauncher, Started
 from tests.fakes.processes import ME, UID, USER, FakeProcess, FakeProcesses

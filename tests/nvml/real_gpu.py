@@ -19,8 +19,8 @@ from kvctl.core.domain.gpus.holding import learn_idle, unexplained_bytes
 from kvctl.core.probes.gpu_view import GpuViewProbe, read_within
 from kvctl.core.probes.nvml import NvmlSource
 from kvctl.core.probes.processes import HostProcesses, read_me
-from kvctl.core.servers.clean import held_lines, prove_clean
-from kvctl.core.servers.ending import end_processes
+from kvctl.core.servers.processes.clean import held_lines, prove_clean
+from kvctl.core.servers.processes.ending import end_processes
 
 HELD_BYTES = 40 * 10**9
 HOLDER = textwrap.dedent(

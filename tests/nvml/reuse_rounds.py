@@ -14,7 +14,7 @@ import sys
 from kvctl.core.clock import RealClock
 from kvctl.core.domain.gpus.devices import ProcessIdentity
 from kvctl.core.probes.processes import HostProcesses, read_me
-from kvctl.core.servers.ending import end_processes
+from kvctl.core.servers.processes.ending import end_processes
 
 HOST = HostProcesses()
 

@@ -5,16 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from kvctl.core.domain.capacity.fit import (
+from kvctl.core.domain.capacity.fit import fit, held_tokens, whole_fit
+from kvctl.core.domain.runs.run import CeilingPolicy
+from kvctl.core.domain.throttle.ceiling_policy import (
     CeilingAction,
     CeilingMarks,
     CeilingReading,
-    fit,
-    held_tokens,
     step,
-    whole_fit,
 )
-from kvctl.core.domain.runs.run import CeilingPolicy
 
 CASES = Path(__file__).parents[1] / "data" / "cases"
 PAUSE = CeilingMarks(CeilingPolicy.PAUSE)

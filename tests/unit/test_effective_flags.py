@@ -13,7 +13,7 @@ from kvctl.core.domain.presets.flags import FlagCatalogue
 from kvctl.core.domain.servers.server import EffectiveFlag, LaunchFlag
 from kvctl.core.domain.telemetry.readings import ServerInfo
 from kvctl.core.domain.telemetry.server_info import MASK, mask_command, masked, parse_server_info
-from kvctl.core.servers.flag_catalogue import from_document
+from kvctl.core.servers.flags.catalogue import from_document
 
 DATA = Path(__file__).parents[1] / "data"
 PRESET = (

@@ -9,7 +9,7 @@ from kvctl.core.domain.presets.flag_help import read_help
 from kvctl.core.domain.presets.flag_kinds import kind_of
 from kvctl.core.domain.presets.flags import FlagCatalogue, FlagKind, FlagSpec, Severity, check_flags
 from kvctl.core.domain.presets.preset import Origin, Setting
-from kvctl.core.servers.flag_catalogue import from_document
+from kvctl.core.servers.flags.catalogue import from_document
 
 FLAGS = Path(__file__).parents[1] / "data" / "flags"
 CASES = FLAGS.parent / "cases"

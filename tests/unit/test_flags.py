@@ -17,13 +17,13 @@ from kvctl.core.domain.presets.flags import (
 from kvctl.core.domain.presets.launch_plan import render
 from kvctl.core.domain.presets.preset import merge
 from kvctl.core.domain.presets.text import is_secret_flag, parse_preset
-from kvctl.core.servers.flag_catalogue import (
+from kvctl.core.servers.flags.catalogue import (
     Installed,
     from_document,
     read_catalogue,
     to_document,
 )
-from kvctl.core.servers.flag_source import Constants, read_add_argument, read_field
+from kvctl.core.servers.flags.source import Constants, read_add_argument, read_field
 
 DATA = Path(__file__).parents[1] / "data"
 VERSIONS = ("0.4.6.post5", "0.5.2", "0.5.6", "0.5.10", "0.5.15", "0.5.23")

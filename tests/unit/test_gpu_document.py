@@ -20,7 +20,7 @@ from kvctl.core.domain.gpus.holders import HostFacts, classify
 from kvctl.core.domain.gpus.membership import LaunchState, Me
 from kvctl.core.domain.gpus.supervisors import find_owner
 from kvctl.core.domain.snapshot import Snapshot
-from kvctl.core.servers.discover import FoundServer
+from kvctl.core.servers.processes.discover import FoundServer
 
 BOX = "3f2a9c0d1e4b" + "0" * 52
 ME = Me(1000, "op", 4)

@@ -8,7 +8,7 @@ import pytest
 from kvctl.core.domain.presets.flags import FlagCatalogue, Severity, check_flags
 from kvctl.core.domain.presets.preset import InvalidPreset, merge
 from kvctl.core.domain.presets.text import parse_preset
-from kvctl.core.servers.flag_catalogue import from_document
+from kvctl.core.servers.flags.catalogue import from_document
 
 FLAGS = Path(__file__).parents[1] / "data" / "flags"
 VERSIONS = ("0.4.6.post5", "0.5.2", "0.5.6", "0.5.10", "0.5.15", "0.5.23")

@@ -25,8 +25,8 @@ from kvctl.core.domain.gpus.devices import (
 from kvctl.core.domain.gpus.holding import describe, identity_of, learn_idle
 from kvctl.core.domain.gpus.membership import KnownServer
 from kvctl.core.probes.gpu_view import GpuViewProbe, read_within
-from kvctl.core.servers.clean import CleanProof, prove_clean
-from kvctl.core.servers.ending import EndReport, end_group, end_processes
+from kvctl.core.servers.processes.clean import CleanProof, prove_clean
+from kvctl.core.servers.processes.ending import EndReport, end_group, end_processes
 
 PERIOD_S = 2.0
 READ_LIMIT_S = 10.0

@@ -16,7 +16,7 @@ from kvctl.core.domain.gpus.holding import (
 )
 from kvctl.core.domain.gpus.launch_groups import group_of
 from kvctl.core.domain.gpus.membership import KnownServer
-from kvctl.core.servers.ending import living
+from kvctl.core.servers.processes.ending import living
 
 
 @dataclass(slots=True)

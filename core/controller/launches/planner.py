@@ -15,10 +15,10 @@ from kvctl.core.domain.snapshot import Snapshot
 from kvctl.core.domain.units import kilo_tokens
 from kvctl.core.runs.opening.lengths import works_on_disk
 from kvctl.core.runs.opening.locating import spec_at
-from kvctl.core.servers.discover import SIMULATED_MODULE
 from kvctl.core.servers.ledger import Ledger
 from kvctl.core.servers.planning import PlanReader, PlanSurroundings
-from kvctl.core.servers.preset_store import ListedPreset
+from kvctl.core.servers.presets.store import ListedPreset
+from kvctl.core.servers.processes.discover import SIMULATED_MODULE
 
 
 def belongs_to(listed: ListedPreset, *, is_simulated: bool) -> bool:

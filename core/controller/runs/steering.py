@@ -1,7 +1,7 @@
 """The throttle law and the ceiling policy of one open run, fed with each fresh sample.
 
-Pure classes decide (`QueueHold`, `ceiling.step`); this applies what they say to the driver and
-tells what changed. Lowering a target never aborts a request.
+Pure code decides (`QueueHold`, `ceiling_policy`); this applies what it says to the driver and tells
+what changed. Lowering a target never aborts a request.
 """
 
 import re
@@ -12,11 +12,16 @@ from kvctl.core.clock import Clock
 from kvctl.core.controller.servers.desk import ServerDesk
 from kvctl.core.controller.servers.records import same_url
 from kvctl.core.controller.servers.watch import ServerWatch
-from kvctl.core.domain.capacity.fit import CeilingAction, CeilingMarks, CeilingReading, step
 from kvctl.core.domain.figures import Figure
 from kvctl.core.domain.runs.run import PartitionState, Run
 from kvctl.core.domain.servers import decode as decoding
 from kvctl.core.domain.servers.server import Decode, ServerState
+from kvctl.core.domain.throttle.ceiling_policy import (
+    CeilingAction,
+    CeilingMarks,
+    CeilingReading,
+    step,
+)
 from kvctl.core.domain.throttle.parameters import ServerSample, ThrottleParameters
 from kvctl.core.domain.throttle.queue_hold import QueueHold
 from kvctl.core.runs.driving.driver import RunDriver

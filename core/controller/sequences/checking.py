@@ -11,7 +11,7 @@ from kvctl.core.domain.runs.run import Run
 from kvctl.core.domain.servers.server import LaunchFlag
 from kvctl.core.domain.units import clock_time, duration, kilo_tokens
 from kvctl.core.servers.ledger import Ledger
-from kvctl.core.servers.preflight_types import Check
+from kvctl.core.servers.preflight.types import Check
 
 STOP_GUESS_S = 30.0
 """Stop and proof of clean GPUs, where no launch has told better."""

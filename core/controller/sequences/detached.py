@@ -8,7 +8,7 @@ from kvctl.core.controller.host import Host
 from kvctl.core.controller.servers.records import same_url
 from kvctl.core.controller.servers.watch import ServerWatch
 from kvctl.core.controller.state import ServerRecord
-from kvctl.core.servers.discover import FoundServer, discover
+from kvctl.core.servers.processes.discover import FoundServer, discover
 
 
 def is_detached(host: Host, watch: ServerWatch) -> bool:

@@ -21,12 +21,12 @@ from kvctl.core.domain.servers.server import Failure, StageState
 from kvctl.core.domain.servers.startup import stages_of
 from kvctl.core.domain.units import duration, thousands
 from kvctl.core.ports import GenerateRequest, Generator, TransportFailed
-from kvctl.core.servers.flag_asking import CatalogueCache
-from kvctl.core.servers.launch import Launched
+from kvctl.core.servers.flags.asking import CatalogueCache
 from kvctl.core.servers.ledger import LaunchRecord, Ledger
-from kvctl.core.servers.preflight import check, may_start
-from kvctl.core.servers.preflight_facts import Surroundings, gather_facts
-from kvctl.core.servers.preflight_types import Check, PreflightLine, Replaced
+from kvctl.core.servers.preflight.checks import check, may_start
+from kvctl.core.servers.preflight.facts import Surroundings, gather_facts
+from kvctl.core.servers.preflight.types import Check, PreflightLine, Replaced
+from kvctl.core.servers.processes.launch import Launched
 
 POLL_S = 0.5
 NEAR_POLL_S = 0.1

@@ -32,10 +32,10 @@ from kvctl.core.controller.servers.watch import ServerWatch
 from kvctl.core.controller.state import SequenceKind, SequenceRecord
 from kvctl.core.domain.errors import CommandRefused, UsageError
 from kvctl.core.domain.gpus.membership import LaunchState
-from kvctl.core.servers.ending import launch_group
-from kvctl.core.servers.flag_asking import CatalogueCache
+from kvctl.core.servers.flags.asking import CatalogueCache
 from kvctl.core.servers.ledger import Ledger
-from kvctl.core.servers.preflight_types import Replaced
+from kvctl.core.servers.preflight.types import Replaced
+from kvctl.core.servers.processes.ending import launch_group
 
 
 @dataclass(slots=True, eq=False)

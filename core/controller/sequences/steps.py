@@ -27,8 +27,8 @@ from kvctl.core.controller.state import SequenceRecord, ServerRecord
 from kvctl.core.domain.gpus.membership import LaunchState
 from kvctl.core.domain.presets.launch_plan import LaunchPlan
 from kvctl.core.domain.servers.startup import launched as begin_startup
-from kvctl.core.servers.launch import LaunchFailed, new_log_path
 from kvctl.core.servers.ledger import Ledger, LedgerUnwritable
+from kvctl.core.servers.processes.launch import LaunchFailed, new_log_path
 
 
 @dataclass(slots=True, eq=False)

@@ -19,7 +19,7 @@ from kvctl.core.domain.gpus.holding import describe
 from kvctl.core.domain.gpus.membership import KnownServer
 from kvctl.core.domain.runs.run import Run
 from kvctl.core.ports import ProbeFailed
-from kvctl.core.servers.ending import EndReport, end_group, end_processes, launch_group
+from kvctl.core.servers.processes.ending import EndReport, end_group, end_processes, launch_group
 
 REST_WAIT_S = 15.0
 LOOK_S = 0.25

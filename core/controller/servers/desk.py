@@ -24,8 +24,8 @@ from kvctl.core.domain.gpus.supervisors import container_of
 from kvctl.core.domain.presets.launch_plan import LaunchPlan
 from kvctl.core.domain.servers.server import LaunchFlag, Server, ServerState
 from kvctl.core.domain.units import clock_time
-from kvctl.core.servers.discover import FoundServer, discover
-from kvctl.core.servers.ending import launch_group
+from kvctl.core.servers.processes.discover import FoundServer, discover
+from kvctl.core.servers.processes.ending import launch_group
 
 DEFAULT_NAME = "main"
 ENDED_KEPT = 20

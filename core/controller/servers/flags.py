@@ -6,7 +6,7 @@ from kvctl.core.domain.errors import KvctlError
 from kvctl.core.domain.presets.flags import FlagCatalogue
 from kvctl.core.domain.servers.server import LaunchFlag
 from kvctl.core.domain.telemetry.readings import ServerInfo
-from kvctl.core.servers.flag_catalogue import InterpreterProblem, locate, read_catalogue
+from kvctl.core.servers.flags.catalogue import InterpreterProblem, locate, read_catalogue
 
 
 def defaults_of(host: Host, record: ServerRecord, version: str | None) -> FlagCatalogue | None:

@@ -5,7 +5,7 @@ from kvctl.core.controller.state import ServerRecord
 from kvctl.core.domain.gpus.devices import ProcessIdentity
 from kvctl.core.domain.gpus.membership import KnownServer, LaunchState
 from kvctl.core.domain.servers.server import ServerState
-from kvctl.core.servers.discover import FoundServer
+from kvctl.core.servers.processes.discover import FoundServer
 
 BOOT_SLACK_S = 120.0
 """How far the wall clock may have been set since the host booted."""

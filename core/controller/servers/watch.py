@@ -18,7 +18,7 @@ from kvctl.core.domain.servers.health import HealthInputs, assess
 from kvctl.core.domain.servers.server import Decode, Failure, Server, ServerState, Stage
 from kvctl.core.domain.servers.start_failure import failure_of, silent_end
 from kvctl.core.domain.servers.startup import stages_of
-from kvctl.core.servers.launch import log_trouble
+from kvctl.core.servers.processes.launch import log_trouble
 
 _TOLD = {
     ServerState.STALLED: "stalled",

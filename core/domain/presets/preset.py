@@ -1,6 +1,6 @@
 """A preset: how one server is launched, merged from its own file and those that it extends.
 
-Pure: the text arrives from elsewhere (`preset_text` parses it), variables are expanded only when
+Pure: the text arrives from elsewhere (`text` parses it), variables are expanded only when
 a launch is rendered (`launch_plan`), so a preset whose variables are unset can still be listed.
 """
 

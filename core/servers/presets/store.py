@@ -28,7 +28,7 @@ from kvctl.core.domain.presets.preset import (
     resolve,
 )
 from kvctl.core.domain.presets.text import parse_preset
-from kvctl.core.servers.flag_file import read_flag_file
+from kvctl.core.servers.flags.file import read_flag_file
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 

@@ -7,10 +7,10 @@ from kvctl.core.domain.presets.flags import Severity, check_flags
 from kvctl.core.domain.presets.launch_plan import LaunchPlan
 from kvctl.core.domain.presets.preset import InvalidPreset
 from kvctl.core.domain.presets.rules import Rule, refusals
-from kvctl.core.servers.discover import SIMULATED_MODULE
-from kvctl.core.servers.flag_asking import CatalogueCache, Told
-from kvctl.core.servers.flag_catalogue import InterpreterProblem, locate
-from kvctl.core.servers.preset_store import PresetStore
+from kvctl.core.servers.flags.asking import CatalogueCache, Told
+from kvctl.core.servers.flags.catalogue import InterpreterProblem, locate
+from kvctl.core.servers.presets.store import PresetStore
+from kvctl.core.servers.processes.discover import SIMULATED_MODULE
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kvctl.core.servers.flag_catalogue import Installed, locate
+from kvctl.core.servers.flags.catalogue import Installed, locate
 
 _Stamp = tuple[tuple[int, int], ...]
 

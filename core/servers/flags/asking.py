@@ -18,7 +18,7 @@ from kvctl.core.domain.presets.flag_help import read_help
 from kvctl.core.domain.presets.flags import FlagCatalogue
 from kvctl.core.domain.presets.help_command import VERSION_MARK, HelpCommand, of_interpreter
 from kvctl.core.domain.presets.launch_plan import LaunchPlan
-from kvctl.core.servers.flag_catalogue import Installed, read_catalogue
+from kvctl.core.servers.flags.catalogue import Installed, read_catalogue
 
 UNKNOWN = "unknown"
 _VERSION_S = 60.0

@@ -1,6 +1,6 @@
 """Every check of a preset before anything is touched, as lines to show; pure over facts.
 
-`preflight_facts.gather_facts` reads the facts. A line says what was seen and, where it is not
+`facts.gather_facts` reads the facts. A line says what was seen and, where it is not
 well, what to do. A "fail" keeps the old server running; a "warn" is the operator's to weigh.
 """
 
@@ -14,9 +14,9 @@ from kvctl.core.domain.presets.launch_plan import LaunchPlan
 from kvctl.core.domain.presets.preset import Preset, Value, canonical
 from kvctl.core.domain.presets.rules import Rule, refusals, refusals_of_argv
 from kvctl.core.domain.units import GIB, gib, mib
-from kvctl.core.servers.discover import SIMULATED_MODULE
-from kvctl.core.servers.preflight_gpus import gpu_lines, ranks_of
-from kvctl.core.servers.preflight_types import Check, Facts, ModelFacts, PreflightLine
+from kvctl.core.servers.preflight.gpus import gpu_lines, ranks_of
+from kvctl.core.servers.preflight.types import Check, Facts, ModelFacts, PreflightLine
+from kvctl.core.servers.processes.discover import SIMULATED_MODULE
 
 _LOG_WANTED_BYTES = 2 * GIB
 _LOG_NEEDED_BYTES = 64 << 20

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from kvctl.core.domain.gpus.devices import GpuView, ProcessIdentity
-from kvctl.core.servers.flag_catalogue import Installed
+from kvctl.core.servers.flags.catalogue import Installed
 
 
 class Check(StrEnum):

@@ -7,7 +7,7 @@ not run it); then the files are parsed. Three layouts are known:
 - 0.5.14 to 0.5.19: the same annotations in class `ServerArgs` of `srt/server_args.py`;
 - up to 0.5.13: `add_argument` calls in `srt/server_args.py` (some remain in all later versions).
 
-Where the source cannot be read the answer is None; `flag_asking` then asks the SGLang itself.
+Where the source cannot be read the answer is None; `asking` then asks the SGLang itself.
 """
 
 import ast
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from kvctl.core.domain.presets.flags import FlagCatalogue, FlagKind, FlagSpec
-from kvctl.core.servers.flag_source import Constants, read_add_argument, read_field
+from kvctl.core.servers.flags.source import Constants, read_add_argument, read_field
 
 _LOCATE = """
 import importlib.metadata as m, importlib.util as u, json

@@ -14,9 +14,9 @@ from pathlib import Path
 from kvctl.core.domain.gpus.devices import GpuView, ProcessFacts
 from kvctl.core.domain.presets.launch_plan import LaunchPlan
 from kvctl.core.ports import Processes
-from kvctl.core.servers.flag_catalogue import Installed, InterpreterProblem
-from kvctl.core.servers.interpreters import Interpreters
-from kvctl.core.servers.preflight_types import Facts, ModelFacts, PortFacts, Replaced
+from kvctl.core.servers.flags.catalogue import Installed, InterpreterProblem
+from kvctl.core.servers.flags.interpreters import Interpreters
+from kvctl.core.servers.preflight.types import Facts, ModelFacts, PortFacts, Replaced
 
 _WEIGHTS = (".safetensors", ".bin", ".gguf", ".pt")
 _LISTENING = "0A"

@@ -17,7 +17,7 @@ from tomlkit.items import AbstractTable
 from kvctl.core.domain.errors import PresetError, UsageError
 from kvctl.core.domain.presets.preset import PLACES, canonical, dashed, resolve
 from kvctl.core.domain.presets.text import parse_preset
-from kvctl.core.servers.preset_store import PresetStore, write_preset
+from kvctl.core.servers.presets.store import PresetStore, write_preset
 
 _SECTIONS = ("launch", "flags", "env", "secrets")
 

@@ -1,0 +1,1 @@
+"""What must hold before a server is started or replaced, as lines to show."""

@@ -1,0 +1,1 @@
+"""Preset files on disk: found, checked, changed key by key."""
