@@ -218,8 +218,8 @@ def _frozen_why(inputs: HealthInputs) -> str:
 def _without_counts(inputs: HealthInputs, now: float) -> Assessment:
     made_s = _since(inputs.progress_at, now)
     if made_s is not None and made_s <= DECODE_FRESH_S:
-        return ServerState.DECODING, "tokens are made; this version gives no counts"
-    return ServerState.IDLE, "it answers; this version gives no counts"
+        return ServerState.DECODING, "tokens are made; its requests are not counted"
+    return ServerState.IDLE, "it answers; its requests are not counted"
 
 
 def _quiet_s(inputs: HealthInputs, now: float) -> float:
