@@ -117,12 +117,20 @@ class ServerDesk:
         self.host.launcher.reap()
         for watch in self.watches.values():
             watch.tick()
-            if watch.is_lost and watch.record.ended_wall is None and watch.is_alive() is False:
-                watch.record.ended_wall = self.host.clock.wall()
-                self.save()
+            self._note_end(watch)
             if watch.state.is_ready and not watch.record.ready_seen:
                 watch.record.ready_seen = True
                 self.remember_tree(watch)
+
+    def _note_end(self, watch: ServerWatch) -> None:
+        """Remember when the process of a server was first seen to be gone."""
+        record, alive = watch.record, watch.is_alive()
+        if record.ended_wall is None and watch.is_lost and alive is False:
+            record.ended_wall = self.host.clock.wall()
+            self.save()
+        elif record.ended_wall is not None and alive:
+            record.ended_wall = None  # another process stands for it now
+            self.save()
 
     async def adopt(self, command: AdoptServer, id: str) -> Outcome:
         """Watch a server by URL or pid."""
