@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvctl.core.domain.capacity.fit import fit, held_tokens
 from kvctl.core.domain.figures import Figure, unknown
@@ -57,60 +57,64 @@ def unopened(spec: RunSpec, state: RunState, since: float) -> Run:
 
 def view_run(pump: Pump, standing: Standing) -> Run:
     """Return the run as it stands."""
-    opened, servers, gate = pump.opened, pump.servers, pump.gate
-    wall, state = pump.clock.wall(), gate.state
+    opened, servers, state = pump.opened, pump.servers, pump.gate.state
     flights = [flight for slots in servers for flight in slots.flights.values()]
     made = tokens_made(opened, flights, standing.held, standing.now)
     parts = parts_left(opened, flights, made)
     works = [_work(opened, n, part) for n, part in enumerate(parts)]
     left = _left(opened, parts, works, standing, is_going_on=_is_going_on(servers, parts, state))
-    whole = left.whole
-    partitions = tuple(
-        _partition(opened, n, work, left.parts[n], standing) for n, work in enumerate(works)
+    run = replace(
+        _as_driven(pump, standing),
+        in_flight_tokens=sum(made.values()),
+        in_flight_fixed=sum(flight.is_fixed for flight in flights),
+        partitions=tuple(
+            _partition(opened, n, work, left.parts[n], standing) for n, work in enumerate(works)
+        ),
     )
-    held = _held(opened, works)
-    done = sum(p.done for p in partitions)
-    # Before as many answers have ended as are in flight, their length is a guess, and often far
-    # too high a one: on an H200 the fit of the first 30 s was half the true one.
-    is_turned_over = done >= opened.counters.in_flight
-    spec = opened.spec
-    pending = opened.schedule.partials
-    completed = opened.counters.window.rate(standing.now, standing.started_at)
-    return Run(
-        name=spec.name,
-        path=spec.path,
-        output=spec.output,
-        state=state,
-        state_since=gate.since,
+    run = _with_rates(_counted(run, pump), opened, standing, _held(opened, works))
+    return _with_end(run, left, pump.clock.wall())
+
+
+def _as_driven(pump: Pump, standing: Standing) -> Run:
+    servers, gate = pump.servers, pump.gate
+    return replace(
+        unopened(pump.opened.spec, gate.state, gate.since),
         reason=gate.reason or "; ".join(slots.note for slots in servers if slots.note),
         is_auto=standing.manual is None,
         target=sum(slots.target for slots in servers),
-        is_held=_is_held(servers, state),
+        is_held=_is_held(servers, gate.state),
         auto_target=standing.auto_target,
-        in_flight=opened.counters.in_flight,
-        in_flight_tokens=sum(made.values()),
-        in_flight_fixed=sum(flight.is_fixed for flight in flights),
-        policy=spec.policy,
-        pause_above=spec.pause_above,
-        resume_below=spec.resume_below,
+        in_flight=pump.opened.counters.in_flight,
         servers=tuple(slots.url for slots in servers),
-        partitions=partitions,
-        total=sum(p.total for p in partitions),
-        done=done,
-        failed=sum(p.failed for p in partitions),
-        skipped=sum(p.skipped for p in partitions),
-        tokens=sum(p.tokens for p in partitions),
-        partials=len(pending),
-        partial_tokens=sum(job.partial.tokens for job in pending if job.partial),
-        duplicates=opened.counters.duplicates,
-        unwritten=sum(p.writing for p in opened.counters.partitions),
         journal_at=pump.journal.last_durable_at,
         disk_free_bytes=pump.disk_free_bytes,
-        remaining_s=whole.middle_s if whole else None,
-        remaining_low_s=whole.low_s if whole else None,
-        remaining_high_s=whole.high_s if whole else None,
-        remaining_reason=left.reason,
-        done_wall=wall + whole.middle_s if whole else None,
+    )
+
+
+def _counted(run: Run, pump: Pump) -> Run:
+    """Return the run with the sums over its partitions."""
+    counters, pending = pump.opened.counters, pump.opened.schedule.partials
+    return replace(
+        run,
+        total=sum(p.total for p in run.partitions),
+        done=sum(p.done for p in run.partitions),
+        failed=sum(p.failed for p in run.partitions),
+        skipped=sum(p.skipped for p in run.partitions),
+        tokens=sum(p.tokens for p in run.partitions),
+        partials=len(pending),
+        partial_tokens=sum(job.partial.tokens for job in pending if job.partial),
+        duplicates=counters.duplicates,
+        unwritten=sum(p.writing for p in counters.partitions),
+    )
+
+
+def _with_rates(run: Run, opened: OpenedRun, standing: Standing, held: float | None) -> Run:
+    completed = opened.counters.window.rate(standing.now, standing.started_at)
+    # Before as many answers have ended as are in flight, their length is a guess, and often far
+    # too high a one: on an H200 the fit of the first 30 s was half the true one.
+    is_turned_over = run.done >= run.in_flight
+    return replace(
+        run,
         effective_tokens_per_s=_figure(completed, standing.now),
         effective_window_s=completed.window_s or None,
         completed_in_window=completed.answers,
@@ -118,6 +122,20 @@ def view_run(pump: Pump, standing: Standing) -> Run:
         mean_answer_s=opened.counters.mean_answer_s,
         held_tokens_mean=held,
         fit_at_mean=fit(standing.pool_tokens, held) if is_turned_over else None,
+    )
+
+
+def _with_end(run: Run, left: "_Left", wall: float) -> Run:
+    whole = left.whole
+    if whole is None:
+        return replace(run, remaining_reason=left.reason)
+    return replace(
+        run,
+        remaining_s=whole.middle_s,
+        remaining_low_s=whole.low_s,
+        remaining_high_s=whole.high_s,
+        remaining_reason=left.reason,
+        done_wall=wall + whole.middle_s,
     )
 
 
