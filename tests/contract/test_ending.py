@@ -30,7 +30,7 @@ pytest_plugins = ["tests.nvml.fixtures"]
 
 TERM, KILL = signal.SIGTERM, signal.SIGKILL
 HOST = HostProcesses()
-ROUNDS = Path(__file__).parents[1] / "nvml" / "reuse_rounds.py"
+ROOT = Path(__file__).parents[2]
 MAIN = "python -m sglang.launch_server"
 
 
@@ -180,8 +180,10 @@ def reuse_rounds(rounds: int) -> list[dict[str, int]]:
     words = ["unshare", "--pid", "--fork", "--mount-proc", "--map-root-user", "--user"]
     if os.getuid() == 0:
         words = words[:4]
-    command = [*words, sys.executable, str(ROUNDS), str(rounds)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=500)
+    command = [*words, sys.executable, "-m", "tests.nvml.reuse_rounds", str(rounds)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=500, cwd=ROOT
+    )
     if "unshare" in done.stderr or "No such file" in done.stderr:
         pytest.skip("no pid namespace can be made here")
     assert done.returncode == 0, done.stderr

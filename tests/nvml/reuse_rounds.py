@@ -11,6 +11,8 @@ import signal
 import subprocess
 import sys
 
+from tests.nvml.ticks import wait_past
+
 from kvctl.core.clock import RealClock
 from kvctl.core.domain.gpus.devices import ProcessIdentity
 from kvctl.core.probes.processes import HostProcesses, read_me
@@ -36,7 +38,8 @@ def identity_of(pid: int) -> ProcessIdentity:
 async def one_round(rng: random.Random) -> dict[str, int]:
     victims = [start("sglang::scheduler_TP0") for _ in range(rng.randint(2, 4))]
     targets = [identity_of(victim.pid) for victim in victims]
-    await asyncio.sleep(0.011)  # a clock tick, so that the next start time differs
+    for target in targets:
+        wait_past(target)
     canaries = []
     for victim in victims:
         if rng.random() < 0.6:

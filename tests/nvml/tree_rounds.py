@@ -18,6 +18,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from tests.nvml.ticks import wait_past
+
 from kvctl.core.clock import RealClock
 from kvctl.core.controller.commands import ClearGpus, KillProcesses
 from kvctl.core.controller.gpus import desk as gpu_desk
@@ -147,6 +149,7 @@ async def one_round(rng: random.Random, desk: GpuDesk, devices: Devices) -> dict
     if action == "one" and is_beheaded and rng.random() < 0.7:
         end(target)
         wait_collected(target.pid)
+        wait_past(target)
         reused = start("canary", target.pid)
     if isinstance(command, KillProcesses):
         outcome = await desk.kill(command, "round")
