@@ -80,7 +80,13 @@ class Ledger:
         self._rewrite_if_large()
 
     def ended(self, id: str, wall: float, exit_code: int | None, cause: str) -> None:
-        """Write how and when a launch ended. Raises LedgerUnwritable."""
+        """Write how and when a launch ended; what is there already stands. Raises LedgerUnwritable.
+
+        The kvctld that saw it die knows its exit status; a later one that closes it does not.
+        """
+        known = self.record_of(id)
+        if known is not None and known.ended_wall is not None:
+            return
         facts = {"ended_wall": wall, "exit_code": exit_code, "cause": cause}
         self._append("ended", {"id": id, **facts})
         self._rewrite_if_large()

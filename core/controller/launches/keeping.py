@@ -79,18 +79,12 @@ class LaunchKeeper:
         self._write(lambda: self.ledger.predicted(id, pool, planned.calibrated_by))
 
     def _end(self, id: str, watch: ServerWatch) -> None:
-        """Keep how a launch ended that nobody ended, once its log had time to tell the cause.
-
-        What is done about it later (a restart, a stop) writes the same end once more.
-        """
+        """Keep how a launch ended that nobody ended, once its log had time to tell the cause."""
         record, now = watch.record, self.host.clock.monotonic()
         is_told = watch.is_lost and now - watch.state_since >= CAUSE_WITHIN_S
         if id in self._ended or record.is_ended or record.ended_wall is None or not is_told:
             return
         self._ended.add(id)
-        known = self.ledger.record_of(id)
-        if known is None or known.ended_wall is not None:
-            return  # not of this ledger, or an earlier kvctld has written it
         wall, code, cause = record.ended_wall, watch.exit_code(), watch.state_reason
         self._write(lambda: self.ledger.ended(id, wall, code, cause))
 
