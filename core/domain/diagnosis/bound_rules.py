@@ -133,6 +133,8 @@ def admission(scene: Scene) -> Verdict | None:
         return _running_cap(scene, load, cap)
     if scene.server.decode.steady_since is None:
         return None
+    if _is_exact(scene):
+        return _reserves_all(scene, load)
     return _reserves_too_much(scene, load)
 
 
@@ -152,6 +154,26 @@ def _running_cap(scene: Scene, load: Load, cap: float) -> Verdict:
     return Verdict(VerdictWord.LEVER, sentence, lever, _load_lines(scene, load))
 
 
+def _is_exact(scene: Scene) -> bool:
+    """Whether most of what is admitted is charged its full length, whatever the ratio.
+
+    Source: SGLang 0.5.23 (0.5.17 charges `ignore_eos` by the ratio too), both seen under load.
+    """
+    run, server = scene.run, scene.server
+    if run is None or server is None or not is_at_least(server.version, (0, 5, 23)):
+        return False
+    return 2 * run.in_flight_fixed > run.in_flight
+
+
+def _reserves_all(scene: Scene, load: Load) -> Verdict:
+    sentence = (
+        f"Queue {load.queued:.0f} at pool {load.usage:.2f}: admission reserves the whole of each "
+        "answer, for with ignore_eos none ends early."
+    )
+    lever = "Only a larger pool, or answers that may end before max_new_tokens"
+    return Verdict(VerdictWord.LIMIT, sentence, lever, _load_lines(scene, load))
+
+
 def _reserves_too_much(scene: Scene, load: Load) -> Verdict:
     room = load.running * FULL_USAGE / max(load.usage, 0.05)
     gain = gain_of(scene, load.running, room)
@@ -159,10 +181,6 @@ def _reserves_too_much(scene: Scene, load: Load) -> Verdict:
     head = f"Queue {load.queued:.0f} at pool {load.usage:.2f}: admission reserves"
     limit, length = _longest_limit(scene.run)
     lines = _load_lines(scene, load)
-    if _is_exact(scene):
-        sentence = f"{head} the whole of each answer, for with ignore_eos none ends early."
-        lever = "Only a larger pool, or answers that may end before max_new_tokens"
-        return Verdict(VerdictWord.LIMIT, sentence, lever, lines)
     if limit is not None and length is not None and limit > LONG_LIMIT * length:
         sentence = f"{head} for max_new_tokens {limit:,}; answers end at {thousands(length)}."
         lever = f"max_new_tokens ~{_rounded(1.1 * length):,} in the run file{more}"
@@ -174,17 +192,6 @@ def _reserves_too_much(scene: Scene, load: Load) -> Verdict:
         return Verdict(VerdictWord.NOTE, f"{head} more than answers use.", lever, lines)
     lever = f"schedule-conservativeness {LOWER_CONSERVATIVENESS} at the next restart{more}"
     return Verdict(VerdictWord.LEVER, f"{head} more than answers use.", lever, lines)
-
-
-def _is_exact(scene: Scene) -> bool:
-    """Whether nearly all that is admitted is charged its full length, whatever the ratio.
-
-    Source: SGLang 0.5.23 (0.5.17 charges `ignore_eos` by the ratio too), both seen under load.
-    """
-    run, server = scene.run, scene.server
-    if run is None or server is None or not is_at_least(server.version, (0, 5, 23)):
-        return False
-    return 2 * run.in_flight_fixed > run.in_flight
 
 
 def _longest_limit(run: Run | None) -> tuple[int | None, float | None]:
