@@ -353,8 +353,9 @@ def test_a_full_disk_for_logs_is_told(installed_engine: None, tmp_path: Path) ->
         place.until(lambda run: run["state"] == "finished", "the end of the run", 900)
         place.check_output(NAME, TOKENS)
     if not CHOSEN:
-        with RESULT.open("a") as table:
-            table.write(last.line())
+        rows = RESULT.read_text().splitlines(keepends=True)
+        others = [row for row in rows if not row.startswith(f"| {last.fault} |")]
+        RESULT.write_text("".join([*others, last.line()]))
 
 
 def write_presets(place: Place) -> None:
