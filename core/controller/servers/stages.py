@@ -67,10 +67,11 @@ class StageList:
         except KvctlError as error:
             self.fail(name, str(error))
             raise
-        except BaseException:
-            self.fail(name, "cancelled")
-            raise
-        self.end(name, "; ".join(proof))
+        else:
+            self.end(name, "; ".join(proof))
+        finally:
+            if self.doing == name:
+                self.fail(name, "cancelled")
 
     @property
     def doing(self) -> str | None:

@@ -6,6 +6,7 @@ moved aside, and that is reported.
 
 import secrets
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -142,16 +143,16 @@ def open_run(spec: RunSpec, options: OpenOptions, wall: float) -> OpenedRun:
         raise RunFileError(f"{spec.path}: an attached run is only counted: kvctl run attach")
     folder = Path(spec.output)
     lock = take_folder(folder)
-    try:
-        _refuse_foreign(folder)
-        return _open_locked(spec, options, wall, lock)
-    except OSError as error:
-        lock.release()
-        place = error.filename or folder
-        raise DiskTrouble(f"{place}: {error.strerror}: check the output folder") from error
-    except BaseException:
-        lock.release()
-        raise
+    with ExitStack() as undo:
+        undo.callback(lock.release)
+        try:
+            _refuse_foreign(folder)
+            opened = _open_locked(spec, options, wall, lock)
+        except OSError as error:
+            place = error.filename or folder
+            raise DiskTrouble(f"{place}: {error.strerror}: check the output folder") from error
+        undo.pop_all()
+    return opened
 
 
 def _refuse_foreign(folder: Path) -> None:
